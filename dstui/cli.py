@@ -1,0 +1,134 @@
+"""``dstui [FILE]`` and its verbs. Loads the one module a verb needs and nothing else."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dstui import __version__, i18n
+from dstui.errors import DstuiError, Exit
+from dstui.i18n import N_, _
+
+
+class Verb(NamedTuple):
+    module: str
+    help: str
+
+
+VERBS: dict[str, Verb] = {
+    "detect": Verb("dstui.plain.detect", N_("the facts of this machine")),
+    "check": Verb("dstui.plain.check", N_("what a DeepSpeed release does with a config")),
+    "explain": Verb("dstui.plain.explain", N_("the page of a rule, a run cause or a config key")),
+    "schema": Verb("dstui.plain.schema", N_("the JSON Schema of ds_config.json, for editors")),
+    "estimate": Verb("dstui.plain.estimate", N_("will it fit, on the GPU and in host RAM")),
+    "preset": Verb("dstui.plain.preset", N_("list, show, edit and copy presets")),
+    "diff": Verb("dstui.plain.diff", N_("difference of two configs in meaning")),
+    "init": Verb("dstui.plain.init", N_("the wizard line by line, for scripts and screen readers")),
+    "run": Verb("dstui.plain.run", N_("start a training run that outlives this terminal")),
+    "runs": Verb("dstui.plain.runs", N_("list the runs")),
+    "watch": Verb("dstui.plain.watch", N_("join a run")),
+    "logs": Verb("dstui.plain.logs", N_("the output of a run")),
+    "stop": Verb("dstui.plain.stop", N_("end a run and all its ranks")),
+    "rm": Verb("dstui.plain.rm", N_("forget an ended run")),
+    "diagnose": Verb("dstui.plain.diagnose", N_("why a run failed")),
+    "demo": Verb("dstui.plain.demo", N_("train the bundled tiny GPT on this machine")),
+    "where": Verb("dstui.plain.where", N_("the paths that dstui uses")),
+}
+"""Each module has ``configure(parser)`` and ``run(args) -> int``."""
+
+
+def _global_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--lang", choices=("en", "zh"), default=argparse.SUPPRESS, help=_("language of the texts"))
+
+
+def _usage() -> str:
+    lines = [
+        _("usage: dstui [FILE]            the wizard and the monitor"),
+        _("       dstui VERB [options]    the same as plain commands"),
+        "",
+        _("verbs:"),
+        *(f"  {name:<10} {_(verb.help)}" for name, verb in VERBS.items()),
+        "",
+        _("options:"),
+        "  --lang en|zh    " + _("language of the texts"),
+        "  --low           " + _("fewer bytes: for a slow line"),
+        "  --facts FILE    " + _("plan for the machine in FILE (from dstui detect --json)"),
+        "  --version, --help",
+        "",
+        _("`dstui VERB --help` tells the options of a verb."),
+    ]
+    return "\n".join(lines)
+
+
+def _peek_language(argv: Sequence[str]) -> str | None:
+    for i, a in enumerate(argv):
+        if a == "--":
+            return None
+        if a == "--lang" and i + 1 < len(argv):
+            return argv[i + 1]
+        if a.startswith("--lang="):
+            return a.partition("=")[2]
+    return None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the ``dstui`` command; returns the exit code."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    i18n.set_language(i18n.pick_language(_peek_language(args), tty=sys.stdout.isatty()))
+    try:
+        return int(_dispatch(args))
+    except DstuiError as e:
+        print(_("error: {message}").format(message=e.message), file=sys.stderr)
+        if e.hint:
+            print("  " + e.hint, file=sys.stderr)
+        return int(e.code)
+    except KeyboardInterrupt:
+        return int(Exit.INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int(Exit.OK)
+
+
+def _dispatch(args: list[str]) -> int:
+    if "--version" in args[:2]:
+        print(f"dstui {__version__}")
+        return Exit.OK
+    words = list(args)
+    while words and words[0].startswith("--lang"):  # `dstui --lang zh check ...`
+        words = words[1:] if "=" in words[0] else words[2:]
+    if words and words[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return Exit.OK
+    if words and words[0] in VERBS:
+        verb = VERBS[words[0]]
+        module = importlib.import_module(verb.module)
+        parser = argparse.ArgumentParser(prog=f"dstui {words[0]}", description=_(verb.help))
+        _global_options(parser)
+        module.configure(parser)
+        return int(module.run(parser.parse_args(words[1:])))
+    return _open_tui(words)
+
+
+def _open_tui(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="dstui", usage=_usage(), add_help=False)
+    _global_options(parser)
+    parser.add_argument("file", nargs="?")
+    parser.add_argument("--low", action="store_true")
+    parser.add_argument("--facts")
+    parser.add_argument("--watch")
+    args = parser.parse_args(words)
+    if args.file and not os.path.exists(args.file):  # noqa: PTH110 - pathlib would cost the import
+        import difflib
+
+        near = difflib.get_close_matches(args.file, VERBS, 1)
+        raise DstuiError(
+            _("'{word}' is neither a verb nor a file").format(word=args.file),
+            _("did you mean `dstui {verb}`?").format(verb=near[0]) if near else _("see `dstui --help`"),
+        )
+    from dstui.tui import start
+
+    return start(file=args.file, low=args.low, facts=args.facts, watch=args.watch)

@@ -1,0 +1,64 @@
+"""What an estimate is asked: model shape, how it is trained, the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Attention = Literal["eager", "sdpa", "flash"]
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A decoder-only transformer in numbers; fields unknown for a model given only by its size are None.
+
+    ``modules`` is the exact inventory: (name pattern, parameters) in registration order is derived by
+    ``dstui.estimate.model``; ``params`` is their sum.
+    """
+
+    name: str
+    params: int
+    source: str
+    """Where the numbers come from: a path, ``catalogue``, ``typed``."""
+    family: str | None = None
+    """``llama qwen2 qwen3 mistral gemma gemma2 gemma3 gpt_neox phi phi3 glm deepseek mixtral qwen_moe gpt2 ...``"""
+    hidden: int | None = None
+    intermediate: int | None = None
+    layers: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    vocab: int | None = None
+    tied: bool | None = None
+    dtype: str | None = None
+    """torch_dtype of the checkpoint: ``bfloat16 float16 float32``."""
+    checkpoint_bytes: int | None = None
+    experts: int | None = None
+    experts_per_token: int | None = None
+    max_positions: int | None = None
+    exact: bool = False
+    """True when ``params`` equals what the real class allocates."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Family-specific numbers (qkv bias, q/k norm, moe_intermediate, ...)."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """How the script trains; what a ds_config does not say."""
+
+    micro_batch: int | None = None
+    """Used only when the config leaves it open (``auto``)."""
+    seq: int = 2048
+    checkpointing: bool = True
+    attention: Attention = "sdpa"
+    loop: Literal["hf", "plain"] = "plain"
+    lora_rank: int | None = None
+    lora_targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+    quant: Literal["none", "int8", "nf4"] = "none"
+    zero_init: bool | None = None
+    """Model built under zero.Init at stage 3; None = by engine (HF: yes, plain: no)."""
+    load_dtype: str | None = None
+    optimizer: str | None = None
+    """Optimizer made by the script when the config has none (``adamw_torch`` ...)."""
+    param_groups: int = 1

@@ -1,0 +1,293 @@
+"""The facts of a machine: frozen, JSON round-trip, unknown is ``None`` with a reason.
+
+Sizes are bytes. A field that could not be read is ``None`` and ``Facts.unknown`` maps its dotted path
+(``"gpus"``, ``"host.cgroup"``, ``"gpus.0.processes"``) to the reason. Nothing here is guessed.
+``dstui detect --json`` prints ``Facts.to_json()``; every verb takes it back with ``--facts FILE``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dstui.errors import DstuiError
+from dstui.i18n import _
+
+SCHEMA_VERSION = 1
+UNLIMITED = -1
+"""Value of a limit (memlock, nofile, cgroup) that is set to unlimited."""
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    pid: int
+    user: str | None = None
+    name: str | None = None
+    memory: int | None = None
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One CUDA device as NVML numbers it (PCI bus order), or a MIG instance."""
+
+    index: int
+    uuid: str | None = None
+    name: str | None = None
+    memory_total: int | None = None
+    memory_free: int | None = None
+    compute_capability: tuple[int, int] | None = None
+    pcie_generation: int | None = None
+    pcie_generation_max: int | None = None
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+    nvlink_peers: tuple[int, ...] | None = None
+    p2p_peers: tuple[int, ...] | None = None
+    numa_node: int | None = None
+    mig_enabled: bool | None = None
+    mig_parent: str | None = None
+    processes: tuple[GpuProcess, ...] | None = None
+
+    @property
+    def busy(self) -> bool | None:
+        """Whether another process holds memory here; ``None`` when NVML would not say."""
+        return None if self.processes is None else bool(self.processes)
+
+
+@dataclass(frozen=True)
+class Cgroup:
+    """The memory limit that really applies: the tightest of the cgroup and its parents."""
+
+    version: int
+    limit: int | None = None
+    """Bytes; UNLIMITED when no limit is set."""
+    usage: int | None = None
+    oom_kills: int | None = None
+    path: str | None = None
+
+
+@dataclass(frozen=True)
+class Host:
+    hostname: str | None = None
+    ram_total: int | None = None
+    ram_available: int | None = None
+    cgroup: Cgroup | None = None
+    swap_total: int | None = None
+    swap_free: int | None = None
+    memlock_soft: int | None = None
+    memlock_hard: int | None = None
+    nofile_soft: int | None = None
+    nofile_hard: int | None = None
+    shm_total: int | None = None
+    shm_free: int | None = None
+    cores: int | None = None
+    cores_usable: int | None = None
+    """Cores in this process's affinity mask (and cgroup cpuset)."""
+    numa_nodes: int | None = None
+    container: str | None = None
+    """``docker``, ``podman``, ``kubernetes``, ``lxc``, ``singularity``...; ``""`` = none."""
+    wsl: bool | None = None
+
+    @property
+    def memory_free(self) -> int | None:
+        """Bytes that new processes can still use: free RAM, capped by what the cgroup leaves."""
+        left: list[int] = [] if self.ram_available is None else [self.ram_available]
+        if self.cgroup and self.cgroup.limit not in (None, UNLIMITED) and self.cgroup.usage is not None:
+            left.append(max(0, typing.cast(int, self.cgroup.limit) - self.cgroup.usage))
+        return min(left) if left else None
+
+    @property
+    def memory_capacity(self) -> int | None:
+        """Bytes of RAM, or the cgroup limit if that is tighter."""
+        cap: list[int] = [] if self.ram_total is None else [self.ram_total]
+        if self.cgroup and self.cgroup.limit not in (None, UNLIMITED):
+            cap.append(typing.cast(int, self.cgroup.limit))
+        return min(cap) if cap else None
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A folder that could hold NVMe offload files."""
+
+    path: str
+    mount: str | None = None
+    filesystem: str | None = None
+    free: int | None = None
+    rotational: bool | None = None
+    writable: bool | None = None
+    o_direct: bool | None = None
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """What DeepSpeed's op builder needs."""
+
+    cuda_home: str | None = None
+    nvcc: str | None = None
+    nvcc_version: str | None = None
+    compiler: str | None = None
+    compiler_version: str | None = None
+    ninja: str | None = None
+    libaio: bool | None = None
+    libaio_header: bool | None = None
+    python_headers: bool | None = None
+    arch_list: str | None = None
+    """``TORCH_CUDA_ARCH_LIST`` as set; ``None`` when unset."""
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python that may train, read without importing torch (from its installed metadata)."""
+
+    path: str
+    origin: str
+    """``option``, ``active`` (venv/conda in use), ``project`` (./.venv), ``conda``, ``own``, ``path``."""
+    version: str | None = None
+    packages: Mapping[str, str | None] = field(default_factory=dict)
+    """``deepspeed torch transformers accelerate peft lightning llamafactory ms-swift bitsandbytes
+    flash-attn liger-kernel triton`` -> version, None when absent."""
+    torch_cuda: str | None = None
+    """CUDA release torch was built for (``13.0``); ``""`` for a CPU build; None without torch."""
+    launchers: tuple[str, ...] = ()
+    """Of ``deepspeed torchrun accelerate llamafactory-cli swift``: those beside this interpreter."""
+    problem: str | None = None
+    """Why it cannot be read or cannot train."""
+
+    @property
+    def deepspeed(self) -> str | None:
+        return self.packages.get("deepspeed")
+
+    @property
+    def torch(self) -> str | None:
+        return self.packages.get("torch")
+
+    @property
+    def can_train(self) -> bool:
+        return bool(self.deepspeed and self.torch and not self.problem)
+
+
+@dataclass(frozen=True)
+class Scheduler:
+    slurm_job: str | None = None
+    slurm_nodes: int | None = None
+    slurm_gpus_on_node: int | None = None
+    slurm_present: bool = False
+    login_node: bool = False
+    """SLURM is installed, no job is active, no GPU is here."""
+    hostfile: str | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    schema_version: int = SCHEMA_VERSION
+    source: str = "detected"
+    """``detected``, ``file`` or ``described`` (typed by a person: only sizes are known)."""
+    gpus: tuple[Gpu, ...] | None = None
+    """``()`` = surely none; ``None`` = could not look."""
+    driver: str | None = None
+    cuda_driver: str | None = None
+    """Highest CUDA release that the driver supports."""
+    visible_devices: str | None = None
+    """``CUDA_VISIBLE_DEVICES`` as set; ``gpus`` is already filtered and ordered by it."""
+    nodes: int = 1
+    host: Host = field(default_factory=Host)
+    storage: tuple[Storage, ...] = ()
+    toolchain: Toolchain = field(default_factory=Toolchain)
+    interpreters: tuple[Interpreter, ...] = ()
+    """Best choice first."""
+    scheduler: Scheduler = field(default_factory=Scheduler)
+    unknown: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def interpreter(self) -> Interpreter | None:
+        """The training interpreter: the first that can train, else the first."""
+        for it in self.interpreters:
+            if it.can_train:
+                return it
+        return self.interpreters[0] if self.interpreters else None
+
+    @property
+    def deepspeed(self) -> str | None:
+        it = self.interpreter
+        return it.deepspeed if it else None
+
+    @property
+    def world_size(self) -> int | None:
+        """Ranks that a run on everything here would have: GPUs x nodes (1 without GPUs); None when unknown."""
+        return None if self.gpus is None else max(1, len(self.gpus)) * self.nodes
+
+    def to_json(self) -> dict[str, Any]:
+        return typing.cast("dict[str, Any]", _plain(self))
+
+    @classmethod
+    def from_json(cls, data: Any) -> Facts:
+        """Inverse of ``to_json``. Unknown keys are ignored (a later release wrote them).
+
+        Raises DstuiError naming the field of wrong type.
+        """
+        if not isinstance(data, dict) or "schema_version" not in data:
+            raise DstuiError(
+                _("this is not a facts file"), _("make one with: dstui detect --json > facts.json")
+            )
+        return typing.cast(Facts, _load(cls, data, "facts"))
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, (tuple, list)):
+        return [_plain(v) for v in value]
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    return value
+
+
+def _load(kind: Any, value: Any, where: str) -> Any:
+    origin = typing.get_origin(kind)
+    args = typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in args:
+            return None
+        return _load(next(a for a in args if a is not type(None)), value, where)
+    if dataclasses.is_dataclass(kind):
+        if not isinstance(value, dict):
+            raise _wrong(where, "object", value)
+        hints = typing.get_type_hints(kind)
+        known = {f.name for f in dataclasses.fields(kind)}
+        missing = [
+            f.name
+            for f in dataclasses.fields(kind)
+            if f.name not in value
+            and f.default is dataclasses.MISSING
+            and f.default_factory is dataclasses.MISSING
+        ]
+        if missing:
+            raise DstuiError(
+                _("{where}: '{name}' is missing").format(where=where, name=missing[0]),
+                _("make a facts file with: dstui detect --json"),
+            )
+        return kind(**{k: _load(hints[k], v, f"{where}.{k}") for k, v in value.items() if k in known})
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise _wrong(where, "array", value)
+        inner = args[0]
+        return tuple(_load(inner, v, f"{where}.{i}") for i, v in enumerate(value))
+    if origin is not None and issubclass(origin, Mapping):
+        if not isinstance(value, dict):
+            raise _wrong(where, "object", value)
+        return {k: _load(args[1], v, f"{where}.{k}") for k, v in value.items()}
+    if kind is int and (isinstance(value, bool) or not isinstance(value, int)):
+        raise _wrong(where, "integer", value)
+    if kind in (str, bool) and not isinstance(value, kind):
+        raise _wrong(where, kind.__name__, value)
+    return value
+
+
+def _wrong(where: str, wanted: str, value: Any) -> DstuiError:
+    return DstuiError(
+        _("{where}: expected {wanted}, found {value!r}").format(where=where, wanted=wanted, value=value),
+        _("make a facts file with: dstui detect --json"),
+    )

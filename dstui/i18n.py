@@ -1,0 +1,63 @@
+"""Translations: ``from dstui.i18n import _``; nothing heavier than gettext.
+
+Every user-facing text is an English literal inside ``_()`` (or ``ngettext``) evaluated when it is
+shown, so the language can be set at start. Machine output (codes, names, JSON keys) is never
+translated. ``N_()`` marks a literal in a table that is evaluated at import; translate it with ``_()``
+when it is shown. Use ``_("... {name} ...").format(name=...)``, never an f-string.
+"""
+
+from __future__ import annotations
+
+import gettext
+import os
+from pathlib import Path
+
+LANGUAGES = ("en", "zh_CN")
+_current: gettext.NullTranslations = gettext.NullTranslations()
+_language = "en"
+
+
+def pick_language(wanted: str | None = None, environ: dict[str, str] | None = None, tty: bool = True) -> str:
+    """Language code from ``--lang`` (``en``, ``zh``), else the POSIX locale variables, else English.
+
+    Without a terminal the default is English whatever ``LANG`` says (JSON and logs stay stable).
+    """
+    if wanted:
+        return "zh_CN" if wanted.lower().startswith("zh") else "en"
+    if not tty:
+        return "en"
+    env = os.environ if environ is None else environ
+    for name in ("DSTUI_LANG", "LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG"):
+        value = env.get(name)
+        if value:
+            return "zh_CN" if value.lower().startswith("zh") else "en"
+    return "en"
+
+
+def set_language(code: str) -> None:
+    """Make ``code`` (``en`` or ``zh_CN``) the language of every later ``_()``."""
+    global _current, _language
+    _language = code
+    if code == "en":
+        _current = gettext.NullTranslations()
+        return
+    _current = gettext.translation(
+        "dstui", localedir=str(Path(__file__).parent / "locale"), languages=[code], fallback=True
+    )
+
+
+def language() -> str:
+    """The language in use: ``en`` or ``zh_CN``."""
+    return _language
+
+
+def _(message: str) -> str:
+    return _current.gettext(message) if message else ""
+
+
+def ngettext(singular: str, plural: str, n: int) -> str:
+    return _current.ngettext(singular, plural, n)
+
+
+def N_(message: str) -> str:  # noqa: N802 - the conventional gettext marker
+    return message
