@@ -1,0 +1,196 @@
+"""The budgets of dstui, measured, beside the tools people use today.
+
+    make bench                     every figure, as a Markdown table
+    python tests/bench/bench.py check paint      some of them
+
+Times are wall clock of whole cold processes (minimum and median of several runs): they depend on the
+machine, so compare rows of one run with each other. Bytes and memory are exact.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+DSTUI = [sys.executable, "-m", "dstui"]
+RUNS = int(os.environ.get("BENCH_RUNS", "7"))
+CONFIG = {
+    "train_micro_batch_size_per_gpu": 1,
+    "gradient_accumulation_steps": 8,
+    "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": True}},
+}
+
+
+def process(argv: list[str], runs: int = RUNS, ok: tuple[int, ...] = (0, 1, 2)) -> tuple[float, float, float]:
+    """(minimum s, median s, peak RSS in MB of the process itself) of a whole cold process."""
+    walls, rss = [], 0
+    for _ in range(runs):
+        start = time.perf_counter()
+        child = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        _pid, status, usage = os.wait4(child.pid, 0)
+        walls.append(time.perf_counter() - start)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        if child.returncode not in ok:
+            raise SystemExit(f"{argv}: exit {child.returncode}")
+        rss = max(rss, usage.ru_maxrss)
+    return min(walls), statistics.median(walls), rss * 1024 / 1e6
+
+
+def paint(
+    argv: list[str], size: tuple[int, int], needle: str, limit: float = 30.0
+) -> tuple[float, int, float, float]:
+    """(s to the first full frame, bytes to it, bytes/s at rest over 5 s, RSS MB) of a terminal program."""
+    import pexpect
+    import psutil
+    import pyte
+
+    env = dict(os.environ, TERM="xterm-256color", COLORTERM="truecolor", LANG="C.UTF-8")
+    screen = pyte.Screen(size[0], size[1])
+    stream = pyte.ByteStream(screen)
+    start = time.perf_counter()
+    child = pexpect.spawn(argv[0], argv[1:], dimensions=(size[1], size[0]), env=env, timeout=1)
+    total, shown = 0, None
+
+    def read(wait: float) -> int:
+        try:
+            data = child.read_nonblocking(65536, wait)
+        except (pexpect.TIMEOUT, pexpect.EOF):
+            return 0
+        stream.feed(data)
+        return len(data)
+
+    while time.perf_counter() - start < limit:
+        total += read(0.02)
+        if needle in "\n".join(screen.display):
+            shown = time.perf_counter() - start
+            break
+    first = total
+    settle = time.perf_counter()
+    while time.perf_counter() - settle < 3:
+        read(0.1)
+    rest, since = 0, time.perf_counter()
+    while time.perf_counter() - since < 5:
+        rest += read(0.1)
+    rss = psutil.Process(child.pid).memory_info().rss / 1e6
+    child.close(force=True)
+    if shown is None:
+        raise SystemExit(f"{argv}: {needle!r} never appeared:\n" + "\n".join(screen.display))
+    return shown, first, rest / 5, rss
+
+
+def row(*cells: object) -> None:
+    print("| " + " | ".join(f"{c:.3f}" if isinstance(c, float) else str(c) for c in cells) + " |", flush=True)
+
+
+def cold(name: str, argv: list[str], budget: str, runs: int = RUNS) -> None:
+    low, mid, rss = process(argv, runs)
+    row(name, low, mid, f"{rss:.0f}", budget)
+
+
+def bench_processes(folder: Path) -> None:
+    config = folder / "ds_config.json"
+    config.write_text(json.dumps(CONFIG))
+    print("| cold process | min s | median s | RSS MB | budget |\n|---|---|---|---|---|")
+    cold("python -c pass", [sys.executable, "-c", "pass"], "")
+    cold("dstui check FILE", [*DSTUI, "check", str(config), "--deepspeed", "0.19.8"], "0.15 s, 30 MB")
+    cold("dstui detect", [*DSTUI, "detect", "--json"], "0.25 s")
+    estimate = [
+        *DSTUI,
+        "estimate",
+        str(config),
+        "--model",
+        "llama-3.1-8b",
+        "--gpus",
+        "8x80GiB",
+        "--ram",
+        "512GiB",
+    ]
+    cold("dstui estimate, one cell", estimate, "0.2 s")
+    cold("dstui estimate --grid", [*estimate, "--grid"], "1.0 s")
+    if (BIN / "ds_report").exists():
+        cold("ds_report", [str(BIN / "ds_report")], "peer", 3)
+        cold("import deepspeed", [sys.executable, "-c", "import deepspeed"], "peer", 3)
+    if (BIN / "accelerate").exists():
+        cold("accelerate env", [str(BIN / "accelerate"), "env"], "peer", 3)
+        cold(
+            "accelerate estimate-memory --help",
+            [str(BIN / "accelerate"), "estimate-memory", "--help"],
+            "peer",
+            3,
+        )
+
+
+def bench_throughput(folder: Path) -> None:
+    config = folder / "many.json"
+    config.write_text(json.dumps(CONFIG))
+    code = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from dstui.config.document import Document\n"
+        "from dstui.rules.engine import Context, check_document\n"
+        f"text = Path({str(config)!r}).read_text()\n"
+        "context = Context(release='0.19.8', world_size=8)\n"
+        "for _ in range(20): check_document(Document.parse(text), context)\n"
+        "n, start = 500, time.perf_counter()\n"
+        "for _ in range(n): check_document(Document.parse(text), context)\n"
+        "print(n / (time.perf_counter() - start))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPO)
+    print(f"\ncheck, warm: {float(out.stdout):.0f} files/s a core (budget 250)")
+
+
+def bench_paint(folder: Path) -> None:
+    os.chdir(folder)
+    print(
+        "\n| terminal program | size | first paint s | bytes | bytes/s at rest | RSS MB | budget |\n|---|---|---|---|---|---|---|"
+    )
+    for size in ((80, 24), (120, 40)):
+        results = [paint(DSTUI, size, "dstui") for _ in range(5)]
+        best = min(results)
+        median = statistics.median(r[0] for r in results)
+        row(
+            "dstui",
+            f"{size[0]}x{size[1]}",
+            f"{best[0]:.2f} (median {median:.2f})",
+            best[1],
+            f"{max(r[2] for r in results):.0f}",
+            f"{best[3]:.0f}",
+            "0.6 s, 50 MB, 0 B/s",
+        )
+    if (BIN / "accelerate").exists():
+        shown, count, rest, rss = paint([str(BIN / "accelerate"), "config"], (80, 24), "compute environment")
+        row("accelerate config", "80x24", f"{shown:.2f}", count, f"{rest:.0f}", f"{rss:.0f}", "peer")
+
+
+PARTS: dict[str, Callable[[Path], None]] = {
+    "processes": bench_processes,
+    "throughput": bench_throughput,
+    "paint": bench_paint,
+}
+
+
+def main() -> None:
+    folder = Path(tempfile.mkdtemp(prefix="dstui-bench-"))
+    os.environ.update(DSTUI_STATE_HOME=str(folder / "state"), DSTUI_CONFIG_HOME=str(folder / "config"))
+    try:
+        for name in sys.argv[1:] or PARTS:
+            PARTS[name](folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
