@@ -1,0 +1,92 @@
+"""What a person asks to run. Frozen; the wizard, ``dstui run`` and ``dstui demo`` all build one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from dstui.errors import DstuiError
+from dstui.i18n import _
+
+ENGINES = ("plain", "hf", "llamafactory", "accelerate", "swift")
+LAUNCHERS = ("deepspeed", "torchrun", "accelerate", "llamafactory", "swift", "python")
+
+Engine = str
+"""One of ENGINES: who reads the DeepSpeed config."""
+Launcher = str
+"""One of LAUNCHERS: who starts the ranks."""
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One training run, before it exists. Paths may be relative to ``cwd``; nothing is resolved here."""
+
+    script: str
+    """The script, or for the engine ``llamafactory`` its YAML file."""
+    args: tuple[str, ...] = ()
+    """``{config}`` in an argument becomes the path of the run's own copy of the config."""
+    engine: Engine = "plain"
+    launcher: Launcher | None = None
+    """None = the one that works on this machine (``dstui.runs.command.choose_launcher``)."""
+    python: str | None = None
+    """The training interpreter; None = the one that the facts name."""
+    devices: tuple[str, ...] | None = None
+    """Physical GPU indices (PCI order, as ``Gpu.index``), or UUIDs of GPUs and MIG instances."""
+    num_gpus: int | None = None
+    """Ranks on each node; None = one per device, or one rank without GPUs."""
+    nodes: int = 1
+    master_port: int | Literal["auto"] = "auto"
+    hostfile: str | None = None
+    cwd: str | None = None
+    """None = the caller's working directory."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Added to the caller's whole environment."""
+    name: str | None = None
+    config: Mapping[str, Any] | None = None
+    """The DeepSpeed config as data, when there is no text (the demo, the wizard before saving)."""
+    config_text: str | None = None
+    """Its text, kept as written; wins over ``config``."""
+    config_source: str | None = None
+    """The user's file; read by ``start`` when neither ``config_text`` nor ``config`` is given. Never written."""
+    prediction: Mapping[str, Any] | None = None
+    """The estimate as JSON, shown beside the measurement."""
+    instrument: bool = True
+    """Add the keys that a monitor needs (``steps_per_print``, ``log_level``, ``csv_monitor``) to the run's copy."""
+    steps_per_print: int = 10
+    """Interval that is added where the config has none."""
+    log_limit: int = 1 << 30
+    """Bytes of ``out.log`` kept on disk; beyond it the middle goes (``dstui.runs.store``)."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "args", tuple(str(a) for a in self.args))
+        if self.devices is not None:
+            object.__setattr__(self, "devices", tuple(str(d) for d in self.devices))
+        if self.engine not in ENGINES:
+            raise DstuiError(
+                _("unknown engine '{name}'").format(name=self.engine),
+                _("one of: {names}").format(names=", ".join(ENGINES)),
+            )
+        if self.launcher is not None and self.launcher not in LAUNCHERS:
+            raise DstuiError(
+                _("unknown launcher '{name}'").format(name=self.launcher),
+                _("one of: {names}").format(names=", ".join(LAUNCHERS)),
+            )
+        if self.num_gpus is not None and self.num_gpus < 1:
+            raise DstuiError(_("a run needs at least one rank"), _("give --num-gpus 1 or more"))
+
+    @property
+    def has_config(self) -> bool:
+        return self.config is not None or self.config_text is not None or self.config_source is not None
+
+    def to_json(self) -> dict[str, Any]:
+        """For the manifest. The environment is left out: it may hold secrets (``dstui.runs.redact``)."""
+        data = {
+            f.name: getattr(self, f.name)
+            for f in dataclasses.fields(self)
+            if f.name not in ("env", "config", "config_text", "prediction")
+        }
+        data["args"] = list(self.args)
+        data["devices"] = None if self.devices is None else list(self.devices)
+        return data

@@ -1,0 +1,365 @@
+"""The run directory: what a run leaves on disk, found and read by any terminal on any host.
+
+Layout of one run (design section 7); every format carries ``schema_version`` and only grows::
+
+    manifest.json   what was started: command, environment difference, config, facts, process identities
+    config.json     the run's own copy of the DeepSpeed config
+    out.log         stdout and stderr of every process, written by them directly (append mode)
+    rank-logs/      one file a rank, where the launcher writes them
+    metrics/        csv_monitor's files
+    events.jsonl    one JSON object a line: {"t": epoch seconds, "event": name, ...}
+    samples/        GPU and host samples
+    requests/       files asking the supervisor for something: ``stop-*.json``
+    heartbeat       {"t": epoch seconds, "pids": [...], "state": "running"}; rewritten every few seconds
+    exit.json       how it ended; appears once, complete, and never changes
+    supervisor.log  messages of the supervisor itself; normally empty
+
+``out.log`` is never moved or cut while a process writes to it. When it outgrows its limit, the blocks
+of its *middle* are given back to the file system (a hole), so its beginning, its newest part and every
+byte offset stay valid; a reader meets a run of NUL bytes there and skips it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dstui import paths
+from dstui.errors import DstuiError
+from dstui.i18n import _
+from dstui.runs.processes import Place, Process, alive, here
+
+SCHEMA_VERSION = 1
+STATES = ("starting", "running", "stalled", "finished", "failed", "stopped", "lost")
+HEARTBEAT_INTERVAL = 5.0
+"""Seconds between two heartbeats of a supervisor."""
+HEARTBEAT_LOST = 90.0
+"""Age in seconds from which a supervisor on another host counts as gone."""
+_LETTERS = "abcdefghjkmnpqrstuvwxyz"
+_DIGITS = "23456789"
+
+
+def write_json(path: Path, data: Any, mode: int = 0o600) -> None:
+    """Replace ``path`` by ``data`` in one step (temporary file, fsync, rename). Raises OSError."""
+    text = json.dumps(data, ensure_ascii=False, indent=1) + "\n"
+    write_text(path, text, mode)
+
+
+def write_text(path: Path, text: str, mode: int = 0o600) -> None:
+    """Replace ``path`` by ``text`` in one step (temporary file, fsync, rename). Raises OSError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        with os.fdopen(fd, "w", encoding="utf-8") as f:
+            f.write(text)
+            f.flush()
+            os.fsync(f.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+@dataclass(frozen=True)
+class Liveness:
+    """What can be known now about a run's processes.
+
+    ``here``: the run belongs to this host, boot and pid namespace, so pids can be compared.
+    ``supervisor``, ``launcher``: alive, dead, or None when it cannot be told from here.
+    ``age``: seconds since the last heartbeat; None before the first.
+    """
+
+    here: bool
+    supervisor: bool | None
+    launcher: bool | None
+    age: float | None
+
+
+class RunDir:
+    """One run on disk. Cheap to make; each property reads the file at that moment."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __repr__(self) -> str:
+        return f"RunDir({str(self.path)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RunDir) and other.path == self.path
+
+    def __hash__(self) -> int:
+        return hash(self.path)
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    @property
+    def manifest_path(self) -> Path:
+        return self.path / "manifest.json"
+
+    @property
+    def config_path(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def out_log(self) -> Path:
+        return self.path / "out.log"
+
+    @property
+    def rank_logs(self) -> Path:
+        return self.path / "rank-logs"
+
+    @property
+    def metrics_dir(self) -> Path:
+        """csv_monitor's ``output_path``; its files lie in ``metrics/<job_name>/`` (DeepSpeed monitor/csv_monitor.py)."""
+        return self.path / "metrics"
+
+    @property
+    def events_path(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def samples_dir(self) -> Path:
+        return self.path / "samples"
+
+    @property
+    def requests_dir(self) -> Path:
+        return self.path / "requests"
+
+    @property
+    def heartbeat_path(self) -> Path:
+        return self.path / "heartbeat"
+
+    @property
+    def exit_path(self) -> Path:
+        return self.path / "exit.json"
+
+    @property
+    def supervisor_log(self) -> Path:
+        return self.path / "supervisor.log"
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """The manifest as last written. Raises DstuiError when it is unreadable or of a later major format."""
+        data = _read_json(self.manifest_path)
+        if data is None:
+            raise DstuiError(
+                _("{path}: not a readable run manifest").format(path=self.manifest_path),
+                _("the folder may be damaged; `dstui rm {id}` removes it").format(id=self.id),
+            )
+        if data.get("schema_version") != SCHEMA_VERSION:
+            raise DstuiError(
+                _("{path}: written in format {version}, this dstui reads {known}").format(
+                    path=self.manifest_path, version=data.get("schema_version"), known=SCHEMA_VERSION
+                ),
+                _("install the dstui release that started the run"),
+            )
+        return data
+
+    @property
+    def exit(self) -> dict[str, Any] | None:
+        """How the run ended; None while it runs (or when its supervisor died before it could write)."""
+        return _read_json(self.exit_path)
+
+    @property
+    def heartbeat(self) -> dict[str, Any] | None:
+        return _read_json(self.heartbeat_path)
+
+    @property
+    def name(self) -> str | None:
+        name = self.manifest.get("name")
+        return str(name) if name else None
+
+    @property
+    def created_at(self) -> float:
+        """Epoch seconds; the folder's own time when the manifest cannot be read."""
+        data = _read_json(self.manifest_path)
+        if data and isinstance(data.get("created_at"), (int, float)):
+            return float(data["created_at"])
+        try:
+            return self.path.stat().st_mtime
+        except OSError:
+            return 0.0
+
+    def process(self, role: str) -> Process | None:
+        """Identity of the ``supervisor`` or the ``launcher``, from the manifest; None before it started."""
+        entry = self.manifest.get(role)
+        if not isinstance(entry, dict) or not isinstance(entry.get("pid"), int):
+            return None
+        return Process(entry["pid"], int(entry.get("start_time", -1)))
+
+    def place(self) -> Place:
+        """Host, boot and pid namespace that the run's pids belong to."""
+        m = self.manifest
+        return Place(str(m.get("host")), m.get("boot_id"), m.get("pid_namespace"))
+
+    def append_event(self, event: str, **fields: Any) -> None:
+        """Add one line to ``events.jsonl`` (one write, so lines of two writers never mix). Raises OSError."""
+        line = json.dumps({"t": round(time.time(), 3), "event": event, **fields}, ensure_ascii=False) + "\n"
+        fd = os.open(self.events_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            os.write(fd, line.encode())
+        finally:
+            os.close(fd)
+
+
+def new_id() -> str:
+    """A short name that is easy to type and has a unique prefix early: ``kfw7-1129-1920``."""
+    rng = random.SystemRandom()
+    head = "".join(rng.choice(_LETTERS) for _i in range(3)) + rng.choice(_DIGITS)
+    return head + time.strftime("-%m%d-%H%M")
+
+
+def create(
+    manifest: Mapping[str, Any], config_text: str | None = None, *, root: Path | None = None
+) -> RunDir:
+    """A new run directory, complete before it appears under its name (mode 0700).
+
+    ``manifest`` gets ``schema_version``, ``id`` and ``created_at``. Raises DstuiError when the state
+    home cannot be written.
+    """
+    home = paths.runs_dir() if root is None else root
+    try:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        while True:
+            run_id = new_id()
+            target = home / run_id
+            if not target.exists():
+                break
+        temporary = home / f".new-{run_id}"
+        temporary.mkdir(mode=0o700)
+        try:
+            for name in ("requests", "samples", "metrics"):
+                (temporary / name).mkdir(mode=0o700)
+            for name in ("out.log", "events.jsonl"):
+                os.close(os.open(temporary / name, os.O_WRONLY | os.O_CREAT, 0o600))
+            if config_text is not None:
+                write_text(temporary / "config.json", config_text)
+            whole = {"schema_version": SCHEMA_VERSION, "id": run_id, "created_at": time.time(), **manifest}
+            write_json(temporary / "manifest.json", whole)
+            temporary.rename(target)
+        except BaseException:
+            import shutil
+
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+    except OSError as e:
+        raise DstuiError(
+            _("cannot write the run directory under {path}: {cause}").format(
+                path=home, cause=e.strerror or e
+            ),
+            _("set DSTUI_STATE_HOME to a folder that you can write, with free space"),
+        ) from e
+    return RunDir(target)
+
+
+def list_runs(root: Path | None = None) -> list[RunDir]:
+    """Every run, newest first. Folders without a manifest are not runs."""
+    home = paths.runs_dir() if root is None else root
+    try:
+        entries = [Path(e.path) for e in os.scandir(home) if e.is_dir() and not e.name.startswith(".")]
+    except FileNotFoundError:
+        return []
+    except OSError as e:
+        raise DstuiError(
+            _("cannot read {path}: {cause}").format(path=home, cause=e.strerror),
+            _("set DSTUI_STATE_HOME to the folder that holds your runs"),
+        ) from e
+    runs = [RunDir(p) for p in entries if (p / "manifest.json").exists()]
+    return sorted(runs, key=lambda r: r.created_at, reverse=True)
+
+
+def find_run(reference: str = "last", root: Path | None = None) -> RunDir:
+    """The run that ``reference`` names: an id, ``last``, a name, a unique prefix of an id, or a path.
+
+    Raises DstuiError with the near names, or with the candidates when it is ambiguous.
+    """
+    if "/" in reference or reference in (".", ".."):
+        path = Path(reference).expanduser().resolve()
+        path = path.parent if path.is_file() else path
+        if (path / "manifest.json").is_file():
+            return RunDir(path)
+        raise DstuiError(_("{path}: not a run directory").format(path=reference), _("see `dstui runs`"))
+    runs = list_runs(root)
+    if not runs:
+        raise DstuiError(_("there are no runs yet"), _("start one: `dstui demo` or `dstui run -- SCRIPT`"))
+    if reference == "last":
+        return runs[0]
+    for run in runs:
+        if run.id == reference:
+            return run
+    names = {run: str((_read_json(run.manifest_path) or {}).get("name") or "") for run in runs}
+    found = [run for run in runs if names[run] == reference] or [
+        run for run in runs if reference and run.id.startswith(reference)
+    ]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        lines = [f"{run.id}  {names[run]}".rstrip() for run in found[:10]]
+        raise DstuiError(
+            _("'{name}' fits {n} runs").format(name=reference, n=len(found)),
+            _("give more of the id:") + "\n    " + "\n    ".join(lines),
+        )
+    near = difflib.get_close_matches(
+        reference, [run.id for run in runs] + [n for n in names.values() if n], 3, 0.5
+    )
+    raise DstuiError(
+        _("there is no run '{name}'").format(name=reference),
+        _("did you mean: {names}?").format(names=", ".join(near)) if near else _("see `dstui runs`"),
+    )
+
+
+def liveness(run: RunDir) -> Liveness:
+    """Compare host, boot id, pid namespace, pid and start time; a heartbeat's age for another host."""
+    beat = run.heartbeat
+    age = None
+    if beat and isinstance(beat.get("t"), (int, float)):
+        age = max(0.0, time.time() - float(beat["t"]))
+    if run.place() != here():
+        gone = age is not None and age > HEARTBEAT_LOST
+        rebooted = run.place().host == here().host and run.place().boot_id != here().boot_id
+        dead = False if gone or rebooted else None
+        return Liveness(False, dead, dead, age)
+    supervisor, launcher = run.process("supervisor"), run.process("launcher")
+    return Liveness(
+        True,
+        alive(supervisor) if supervisor else None,
+        alive(launcher) if launcher else None,
+        age,
+    )
+
+
+def state(run: RunDir) -> str:
+    """``starting running finished failed stopped lost``; ``stalled`` needs a look at its progress (state.py).
+
+    A dead supervisor without exit.json is ``lost``, also when ranks live on: nobody saw how it ended.
+    """
+    ended = run.exit
+    if ended is not None:
+        outcome = str(ended.get("outcome"))
+        return outcome if outcome in STATES else "failed"
+    manifest = run.manifest
+    look = liveness(run)
+    if look.supervisor is False:
+        ended = run.exit  # it may have ended between the two looks
+        return "lost" if ended is None else str(ended.get("outcome", "failed"))
+    if manifest.get("supervisor") is None:
+        # Between mkdir and the supervisor's first write: seconds. Older than that, it never came up.
+        return "starting" if time.time() - run.created_at < HEARTBEAT_LOST else "lost"
+    return "running" if manifest.get("launcher") else "starting"
