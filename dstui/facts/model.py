@@ -28,6 +28,8 @@ class GpuProcess:
     user: str | None = None
     name: str | None = None
     memory: int | None = None
+    kind: str | None = None
+    """``compute`` or ``graphics`` (a desktop): only the first makes a card busy."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,10 @@ class Gpu:
     name: str | None = None
     memory_total: int | None = None
     memory_free: int | None = None
+    memory_reserved: int | None = None
+    """Bytes the driver and firmware keep for themselves; neither used nor free."""
+    pci_bus: str | None = None
+    """``0000:1b:00.0`` as sysfs writes it."""
     compute_capability: tuple[int, int] | None = None
     pcie_generation: int | None = None
     pcie_generation_max: int | None = None
@@ -53,8 +59,13 @@ class Gpu:
 
     @property
     def busy(self) -> bool | None:
-        """Whether another process holds memory here; ``None`` when NVML would not say."""
-        return None if self.processes is None else bool(self.processes)
+        """Whether another process computes here; ``None`` when NVML would not say."""
+        return None if self.processes is None else any(p.kind != "graphics" for p in self.processes)
+
+    @property
+    def cuda_id(self) -> str:
+        """What names this device in ``CUDA_VISIBLE_DEVICES`` whatever ``CUDA_DEVICE_ORDER`` says."""
+        return self.uuid or str(self.index)
 
 
 @dataclass(frozen=True)
@@ -65,6 +76,9 @@ class Cgroup:
     limit: int | None = None
     """Bytes; UNLIMITED when no limit is set."""
     usage: int | None = None
+    """Bytes charged to the cgroup that sets ``limit``, page cache included."""
+    reclaimable: int | None = None
+    """The part of ``usage`` that is clean page cache: the kernel drops it before it kills anything."""
     oom_kills: int | None = None
     path: str | None = None
 
@@ -86,6 +100,10 @@ class Host:
     cores: int | None = None
     cores_usable: int | None = None
     """Cores in this process's affinity mask (and cgroup cpuset)."""
+    cpu_quota: float | None = None
+    """CPUs' worth of time the cgroup grants; UNLIMITED when no quota is set."""
+    ipc_lock: bool | None = None
+    """CAP_IPC_LOCK is in effect: RLIMIT_MEMLOCK does not apply."""
     numa_nodes: int | None = None
     container: str | None = None
     """``docker``, ``podman``, ``kubernetes``, ``lxc``, ``singularity``...; ``""`` = none."""
@@ -96,7 +114,8 @@ class Host:
         """Bytes that new processes can still use: free RAM, capped by what the cgroup leaves."""
         left: list[int] = [] if self.ram_available is None else [self.ram_available]
         if self.cgroup and self.cgroup.limit not in (None, UNLIMITED) and self.cgroup.usage is not None:
-            left.append(max(0, typing.cast(int, self.cgroup.limit) - self.cgroup.usage))
+            held = self.cgroup.usage - (self.cgroup.reclaimable or 0)
+            left.append(max(0, typing.cast(int, self.cgroup.limit) - max(0, held)))
         return min(left) if left else None
 
     @property
@@ -115,6 +134,8 @@ class Storage:
     path: str
     mount: str | None = None
     filesystem: str | None = None
+    device: str | None = None
+    total: int | None = None
     free: int | None = None
     rotational: bool | None = None
     writable: bool | None = None
@@ -131,9 +152,13 @@ class Toolchain:
     compiler: str | None = None
     compiler_version: str | None = None
     ninja: str | None = None
+    ninja_on_path: bool | None = None
+    """False: ninja is only beside the training interpreter, so its folder must be put on PATH."""
     libaio: bool | None = None
+    """The linker would find ``libaio.so`` (the runtime ``libaio.so.1`` alone is not enough)."""
     libaio_header: bool | None = None
     python_headers: bool | None = None
+    """``Python.h`` of the training interpreter exists."""
     arch_list: str | None = None
     """``TORCH_CUDA_ARCH_LIST`` as set; ``None`` when unset."""
 
@@ -151,6 +176,9 @@ class Interpreter:
     flash-attn liger-kernel triton`` -> version, None when absent."""
     torch_cuda: str | None = None
     """CUDA release torch was built for (``13.0``); ``""`` for a CPU build; None without torch."""
+    prefix: str | None = None
+    headers: bool | None = None
+    """``Python.h`` exists where this interpreter's ``sysconfig`` says."""
     launchers: tuple[str, ...] = ()
     """Of ``deepspeed torchrun accelerate llamafactory-cli swift``: those beside this interpreter."""
     problem: str | None = None
@@ -192,6 +220,8 @@ class Facts:
     """Highest CUDA release that the driver supports."""
     visible_devices: str | None = None
     """``CUDA_VISIBLE_DEVICES`` as set; ``gpus`` is already filtered and ordered by it."""
+    device_order: str | None = None
+    """``CUDA_DEVICE_ORDER`` as set; CUDA's default is FASTEST_FIRST, NVML counts in PCI_BUS_ID order."""
     nodes: int = 1
     host: Host = field(default_factory=Host)
     storage: tuple[Storage, ...] = ()
@@ -203,7 +233,9 @@ class Facts:
 
     @property
     def interpreter(self) -> Interpreter | None:
-        """The training interpreter: the first that can train, else the first."""
+        """The training interpreter: the one asked for (``--python``), else the first that can train, else the first."""
+        if self.interpreters and self.interpreters[0].origin == "option":
+            return self.interpreters[0]
         for it in self.interpreters:
             if it.can_train:
                 return it
@@ -231,6 +263,14 @@ class Facts:
         if not isinstance(data, dict) or "schema_version" not in data:
             raise DstuiError(
                 _("this is not a facts file"), _("make one with: dstui detect --json > facts.json")
+            )
+        version = data["schema_version"]
+        if isinstance(version, int) and version > SCHEMA_VERSION:
+            raise DstuiError(
+                _("this facts file has version {found}; this dstui reads up to {known}").format(
+                    found=version, known=SCHEMA_VERSION
+                ),
+                _("update dstui, or make the file again with: dstui detect --json > facts.json"),
             )
         return typing.cast(Facts, _load(cls, data, "facts"))
 
@@ -273,6 +313,8 @@ def _load(kind: Any, value: Any, where: str) -> Any:
     if origin is tuple:
         if not isinstance(value, list):
             raise _wrong(where, "array", value)
+        if args[-1] is not Ellipsis and len(value) != len(args):
+            raise _wrong(where, f"array[{len(args)}]", value)
         inner = args[0]
         return tuple(_load(inner, v, f"{where}.{i}") for i, v in enumerate(value))
     if origin is not None and issubclass(origin, Mapping):
@@ -281,6 +323,10 @@ def _load(kind: Any, value: Any, where: str) -> Any:
         return {k: _load(args[1], v, f"{where}.{k}") for k, v in value.items()}
     if kind is int and (isinstance(value, bool) or not isinstance(value, int)):
         raise _wrong(where, "integer", value)
+    if kind is float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise _wrong(where, "number", value)
+        return float(value)
     if kind in (str, bool) and not isinstance(value, kind):
         raise _wrong(where, kind.__name__, value)
     return value
