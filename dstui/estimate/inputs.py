@@ -39,8 +39,10 @@ class ModelShape:
     max_positions: int | None = None
     exact: bool = False
     """True when ``params`` equals what the real class allocates."""
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    """Family-specific numbers (qkv bias, q/k norm, moe_intermediate, ...)."""
+    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Family-specific numbers (qkv bias, q/k norm, moe_intermediate, ...); see ``families.shape_from_config``."""
+    notes: tuple[str, ...] = ()
+    """What the reader of the model wants said (translated): a count that disagrees, a part left out."""
 
 
 @dataclass(frozen=True)
