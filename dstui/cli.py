@@ -42,7 +42,9 @@ VERBS: dict[str, Verb] = {
 
 
 def _global_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--lang", choices=("en", "zh"), default=argparse.SUPPRESS, help=_("language of the texts"))
+    parser.add_argument(
+        "--lang", choices=("en", "zh"), default=argparse.SUPPRESS, help=_("language of the texts")
+    )
 
 
 def _usage() -> str:

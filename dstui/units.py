@@ -34,7 +34,8 @@ def parse_size(text: str) -> int:
     m = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", text, re.I)
     if not m or m.group(2).lower() not in _UNITS:
         raise DstuiError(
-            _("'{text}' is not a size").format(text=text), _("write it like 80GiB, 512GB or a number of bytes")
+            _("'{text}' is not a size").format(text=text),
+            _("write it like 80GiB, 512GB or a number of bytes"),
         )
     return int(float(m.group(1)) * _UNITS[m.group(2).lower()])
 
