@@ -59,7 +59,7 @@ bench: setup-dev
 	$(BIN)/python tests/bench/bench.py
 
 locale: setup-dev
-	$(BIN)/python .ci/locale.py
+	$(BIN)/python .ci/translate.py
 
 schemas: setup-dev
 	$(BIN)/python schemas/generate.py --check

@@ -13,7 +13,7 @@ REPO = Path(__file__).resolve().parents[2]
 
 def test_catalogues_are_complete_and_current() -> None:
     out = subprocess.run(
-        [sys.executable, str(REPO / ".ci" / "locale.py"), "--check"], capture_output=True, text=True
+        [sys.executable, str(REPO / ".ci" / "translate.py"), "--check"], capture_output=True, text=True
     )
     assert out.returncode == 0, out.stdout + out.stderr
 

@@ -1,7 +1,7 @@
 """Translations: extract every `_()` text, merge it into the catalogues, compile them.
 
-    .ci/locale.py            extract, merge, compile
-    .ci/locale.py --check    fail when a catalogue is stale, incomplete or breaks a placeholder
+    .ci/translate.py            extract, merge, compile
+    .ci/translate.py --check    fail when a catalogue is stale, incomplete or breaks a placeholder
 
 The texts of shipped presets (`title`, `when`, `needs`) are extracted from presets/*.json.
 """
