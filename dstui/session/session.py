@@ -1,0 +1,737 @@
+"""The wizard without a screen: fields in, one frozen report out.
+
+A front end calls ``set`` and renders ``fields`` and ``report``; it holds no state of its own. Nothing here
+raises for what a person types: a wrong text stays on its field with the reason (``FieldView.error``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dstui.config.write import difference, save
+from dstui.errors import DstuiError
+from dstui.estimate.inputs import Training
+from dstui.estimate.result import Estimate
+from dstui.facts.model import Facts
+from dstui.i18n import _
+from dstui.rules.diagnostic import FileReport, Severity
+from dstui.session import advice, compose, engines
+from dstui.session.model import STEP_IDS, STEPS, Batch, FieldView, Report, Step, Written
+from dstui.session.state import BATCH, State
+from dstui.session.table import BY_ID, FIELDS, FieldSpec, parse, show
+from dstui.units import gib
+
+if TYPE_CHECKING:
+    from dstui.config.document import Document
+    from dstui.config.presets import Preset
+    from dstui.runs.spec import RunSpec
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class Session:
+    """One pass through the wizard.
+
+    ``facts`` may be None while detection runs (``set_facts`` later; typed values stay). ``document`` is an opened
+    config: its unknown keys, comments and order survive. ``settings`` gives remembered answers a script
+    (``dstui.settings.Settings``).
+    """
+
+    def __init__(
+        self,
+        facts: Facts | None = None,
+        *,
+        cwd: str | os.PathLike[str] = ".",
+        document: Document | None = None,
+        preset: Preset | None = None,
+        settings: Any = None,
+    ) -> None:
+        self._state = State(facts, Path(cwd).resolve())
+        self._errors: dict[str, tuple[str, str]] = {}
+        self._document: Document | None = None
+        self._report: Report | None = None
+        self._settings = settings
+        if preset is not None:
+            self.apply_preset(preset)
+        if document is not None:
+            self.open_document(document)
+
+    # --- inputs --------------------------------------------------------------------------------------------
+
+    def set(self, field_id: str, value: Any) -> None:
+        """Take what a person typed or chose (a text or a value). Unknown ids raise KeyError: a programming error."""
+        spec = BY_ID[field_id]
+        self._report = None
+        try:
+            parsed = self._parse(spec, value)
+        except DstuiError as e:
+            text = value if isinstance(value, str) else show(spec, value)
+            self._errors[field_id] = (text, e.message)
+            return
+        self._errors.pop(field_id, None)
+        self._state.typed[field_id] = parsed
+        if field_id in BATCH:
+            order = self._state.batch_order
+            if field_id in order:
+                order.remove(field_id)
+            order.append(field_id)
+        if field_id in ("gpus", "nodes", "ram"):
+            self._describe()
+        if field_id == "facts_file":
+            self._load_facts(parsed)
+        if field_id == "script":
+            self._recall(parsed)
+        self._state.changed()
+
+    def unset(self, field_id: str) -> None:
+        """Back to the recommended value."""
+        self._report = None
+        self._errors.pop(field_id, None)
+        self._state.typed.pop(field_id, None)
+        if field_id in self._state.batch_order:
+            self._state.batch_order.remove(field_id)
+        self._state.changed()
+
+    def set_facts(self, facts: Facts | None) -> None:
+        """Detection arrived (again). What was typed stays, cards that are gone excepted."""
+        self._report = None
+        self._state.detected = facts
+        self._state.changed()
+        typed = self._state.typed.get("cards")
+        if typed is not None and self._state.facts is not None:
+            there = {self._state.card_key(g) for g in self._state.facts.gpus or ()}
+            self._state.typed["cards"] = tuple(c for c in typed if c in there)
+            self._state.changed()
+
+    def describe_machine(self, gpus: str, nodes: int = 1, ram: int | str | None = None) -> None:
+        """Plan for a machine that is not here: ``8x80GiB``. A wrong text is an error on the field ``gpus``."""
+        self.set("machine", "describe")
+        self.set("nodes", nodes)
+        if ram is not None:
+            self.set("ram", ram)
+        self.set("gpus", gpus)
+
+    def apply_preset(self, preset: Preset) -> None:
+        """Start from a preset. Values typed so far win over it."""
+        self._report = None
+        self._document = None
+        self._state.preset_name = preset.name
+        self._state.preset_engine = preset.engine
+        self._state.set_base(preset.config, "preset", None)
+
+    def open_document(self, document: Document) -> None:
+        """Start from a config file; what it states becomes the recommended value of each field."""
+        self._report = None
+        self._document = document
+        self._state.set_base(document.data, "file", document.path)
+
+    def accept(self, step_id: str) -> None:
+        """Take the recommended value for every field of the step that was not typed."""
+        self._report = None
+        for spec in FIELDS:
+            if spec.step == step_id and spec.id not in self._errors:
+                self._state.accepted.add(spec.id)
+
+    def accept_rest(self) -> None:
+        """Take all that is left; the front end goes to ``review``."""
+        for step in STEP_IDS:
+            self.accept(step)
+
+    def is_accepted(self, step_id: str) -> bool:
+        """Whether the step was answered (accepted or typed)."""
+        return any(
+            f.step == step_id and (f.id in self._state.accepted or f.id in self._state.typed) for f in FIELDS
+        )
+
+    # --- outputs -------------------------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return STEPS
+
+    @property
+    def facts(self) -> Facts | None:
+        """The facts with the chosen cards and the chosen interpreter first."""
+        return self._state.used
+
+    @property
+    def document(self) -> Document | None:
+        return self._document
+
+    @property
+    def is_login_node(self) -> bool:
+        return self._state.is_login_node
+
+    def field(self, field_id: str) -> FieldView:
+        return self._view(BY_ID[field_id])
+
+    def fields(self, step_id: str) -> tuple[FieldView, ...]:
+        """The fields of a step; those that do not apply now are not ``enabled`` and say why."""
+        return tuple(self._view(f) for f in FIELDS if f.step == step_id)
+
+    def problems(self, step_id: str | None = None) -> tuple[tuple[str, str], ...]:
+        """(field id, error) of every field that cannot stay as it is."""
+        out = []
+        for f in FIELDS:
+            if step_id is None or f.step == step_id:
+                error = self._error(f)
+                if error:
+                    out.append((f.id, error))
+        return tuple(out)
+
+    def deciding(self, step_id: str) -> str:
+        """The one line that decides the step, with this machine's figures."""
+        return _DECIDING[step_id](self)
+
+    def report(self) -> Report:
+        """The live answer: fit, findings, the file as it will be written. Cached until something changes."""
+        if self._report is None:
+            self._report = self._make_report()
+        return self._report
+
+    def diff(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Unified difference between the file that is there (or was opened) and what will be written."""
+        target = self._target(path)
+        old = self._document.text if self._document and self._document.path == str(target) else _read(target)
+        return difference(old, self.report().config_text, target.name)
+
+    def write(self, path: str | os.PathLike[str] | None = None) -> Written:
+        """Write the config atomically, keeping what was there as a backup. Raises DstuiError."""
+        report = self.report()
+        if report.blockers:
+            raise DstuiError(
+                _("not written: {why}").format(why=report.blockers[0]), _("change it, then write again")
+            )
+        target = self._target(path)
+        return Written(target, save(target, report.config_text), report)
+
+    def run_spec(self) -> RunSpec:
+        """What ``dstui.runs.start`` needs. Raises DstuiError when something must be answered first."""
+        from dstui.runs.spec import RunSpec
+
+        report = self.report()
+        blockers = report.blockers + report.launch_blockers
+        if blockers:
+            raise DstuiError(
+                _("not started: {why}").format(why=blockers[0]), _("change it, then start again")
+            )
+        s = self._state
+        engine = s.get("engine")
+        used = s.used
+        on_gpu = bool(used and used.gpus)
+        env = {}
+        if s.is_typed("timeout") and engine in ("plain", "demo"):
+            env["DEEPSPEED_TIMEOUT"] = str(s.get("timeout"))
+        return RunSpec(
+            script=str(s.get("script")),
+            args=self._script_args(),
+            engine="plain" if engine == "demo" else engine,
+            launcher=None if s.get("launcher") == "auto" else s.get("launcher"),
+            python=s.get("python") or None,
+            devices=tuple(s.card_key(g) for g in (used.gpus if used else None) or ()) if on_gpu else None,
+            num_gpus=None if on_gpu else int(s.get("ranks")),
+            nodes=s.nodes,
+            cwd=str(s.get("cwd")),
+            env=env,
+            name=s.get("name") or None,
+            config_text=report.config_text,
+            config_source=str(self._target(None)),
+            prediction=None if report.estimate is None else report.estimate.to_json(),
+            instrument=bool(s.get("instrument")),
+        )
+
+    # --- parts ---------------------------------------------------------------------------------------------
+
+    def _script_args(self) -> tuple[str, ...]:
+        s = self._state
+        args = list(s.args)
+        if s.get("engine") == "demo":
+            if engines.argument(args, "seq") is None:
+                args += ["--seq", str(s.get("seq"))]
+            if s.get("checkpointing") and "--checkpointing" not in args:
+                args.append("--checkpointing")
+        if (
+            s.get("engine") == "hf"
+            and s.is_typed("timeout")
+            and engines.argument(args, "ddp_timeout") is None
+        ):
+            args += ["--ddp_timeout", str(s.get("timeout") * 60)]
+        return tuple(args)
+
+    def _parse(self, spec: FieldSpec, value: Any) -> Any:
+        parsed = parse(spec, value)
+        options = advice.OPTIONS.get(spec.id)
+        if options is None:
+            return parsed
+        open_ = options(self._state)
+        if spec.kind == "multi":
+            names = [str(o.value) for o in open_]
+            unknown = [p for p in parsed if p not in names]
+            if unknown and open_:
+                raise DstuiError(
+                    _("there is no '{name}'; there are: {all}").format(name=unknown[0], all=", ".join(names))
+                )
+            return tuple(n for n in names if n in parsed) if open_ else parsed
+        for o in open_:
+            if o.value == parsed or str(o.value) == str(parsed).strip():
+                if not o.enabled:
+                    raise DstuiError(f"{o.label.strip()}: {o.why_not}")
+                return o.value
+        if spec.id == "python":
+            path = self._state.at_cwd(str(parsed))
+            if os.access(path, os.X_OK) and path.is_file():
+                return str(path)
+            raise DstuiError(_("{path} is not a program").format(path=path))
+        raise DstuiError(
+            _("'{text}' is none of: {all}").format(text=parsed, all=", ".join(str(o.value) for o in open_))
+        )
+
+    def _describe(self) -> None:
+        s = self._state
+        s.changed()
+        text = s.typed.get("gpus")
+        if not text:
+            return
+        from dstui.facts import describe
+
+        try:
+            s.described = describe(text, int(s.typed.get("nodes", 1)), s.typed.get("ram"))
+        except DstuiError as e:
+            self._errors["gpus"] = (str(text), e.message)
+        else:
+            self._errors.pop("gpus", None)
+            s.typed.pop("cards", None)
+            s.typed.setdefault("machine", "describe")
+
+    def _load_facts(self, path: str) -> None:
+        s = self._state
+        from dstui.facts import load_facts
+
+        try:
+            s.from_file = load_facts(str(s.at_cwd(path)))
+        except DstuiError as e:
+            self._errors["facts_file"] = (path, e.message)
+        else:
+            s.typed.pop("cards", None)
+            s.typed.setdefault("machine", "file")
+
+    def _recall(self, script: str) -> None:
+        """Fill in what was answered for this script last time, unless it was typed."""
+        if self._settings is None:
+            return
+        for field, value in self._settings.recall(str(self._state.at_cwd(script))).items():
+            if field in ("engine", "args", "launcher") and field not in self._state.typed:
+                self.set(field, value)
+
+    def remember(self) -> None:
+        """Keep the answers about the script for the next time (called at launch)."""
+        if self._settings is not None and self._state.get("engine") != "demo":
+            answers = {f: self._state.get(f) for f in ("engine", "args", "launcher")}
+            self._settings.remember(str(self._state.at_cwd(self._state.get("script"))), answers)
+
+    def _view(self, spec: FieldSpec) -> FieldView:
+        s = self._state
+        value = s.get(spec.id)
+        error = self._error(spec)
+        recommended, reason = (
+            (value, "") if spec.id in BATCH and not s.is_typed(spec.id) else s.recommended(spec.id)
+        )
+        if spec.id in BATCH and not s.is_typed(spec.id):
+            reason = s.recommended(spec.id)[1] if spec.id != "global_batch" else ""
+        options = advice.OPTIONS.get(spec.id)
+        why_not = advice.WHY_NOT[spec.id](s) if spec.id in advice.WHY_NOT else ""
+        text = self._errors[spec.id][0] if spec.id in self._errors else show(spec, value)
+        return FieldView(
+            id=spec.id,
+            step=spec.step,
+            label=spec.label,
+            kind=spec.kind,
+            value=value,
+            text=text,
+            recommended=recommended,
+            recommended_reason=reason,
+            options=options(s) if options else (),
+            unit=spec.unit,
+            help=spec.help,
+            error=error,
+            enabled=not why_not,
+            why_not=why_not,
+            touched=s.is_typed(spec.id) or spec.id in self._errors,
+        )
+
+    def _error(self, spec: FieldSpec) -> str:
+        s = self._state
+        if spec.id in advice.WHY_NOT and advice.WHY_NOT[spec.id](s):
+            return ""
+        if spec.id in self._errors:
+            return self._errors[spec.id][1]
+        if s.is_typed(spec.id) and spec.kind == "choice" and spec.id in advice.OPTIONS:
+            for o in advice.OPTIONS[spec.id](s):
+                if o.value == s.typed[spec.id] and not o.enabled:
+                    return f"{o.label.strip()}: {o.why_not}"
+        check = _CHECKS.get(spec.id)
+        return check(s) if check else ""
+
+    def _target(self, path: str | os.PathLike[str] | None) -> Path:
+        return self._state.at_cwd(str(path if path is not None else self._state.get("output")))
+
+    def _compose(self, *, effective: bool) -> compose.Editor:
+        """``effective``: with every ``auto`` that the Trainer fills replaced by the value typed here."""
+        s = self._state
+        shape = s.shape
+        used = s.used
+        tensor = shape.vocab * shape.hidden if shape and shape.vocab and shape.hidden else None
+        compiler = used is None or used.gpus != () or bool(used.toolchain.compiler)
+        return compose.compose(
+            s.base,
+            s.get,
+            s.is_typed,
+            trainer=s.trainer and not effective,
+            world=s.world,
+            resolve_autos=effective or not s.trainer,
+            complete=s.base_kind == "preset",
+            largest_tensor=tensor,
+            torch_adam=not compiler,
+        )
+
+    def _make_report(self) -> Report:
+        s = self._state
+        edited = self._compose(effective=False)
+        if self._document is not None:
+            text = self._document.edited(edited.edits).text if edited.edits else self._document.text
+        else:
+            text = json.dumps(edited.data, indent=2, ensure_ascii=False) + "\n"
+        micro, steps, _total = s.batch
+        warnings: list[str] = []
+        estimate = self._estimate(self._compose(effective=True).data, warnings)
+        check = self._check(text)
+        findings = check.findings if check else ()
+        labels = {f.id: f.label for f in FIELDS}
+        blockers = [f"{labels[i]}: {error}" for i, error in self.problems()]
+        if s.facts is not None and s.facts.gpus and not s.get("cards"):
+            blockers.append(_("no card is chosen: all are busy, or none is ticked"))
+        if s.is_login_node and s.facts is None:
+            blockers.append(
+                _("this is a login node: describe the machine that will train, or give its facts file")
+            )
+        blockers += [f"{f.code} {f.message}" for f in findings if f.severity is Severity.ERROR]
+        warnings += self._trainer_warnings()
+        return Report(
+            estimate=estimate,
+            check=check,
+            findings=findings,
+            config=edited.data,
+            config_text=text,
+            batch=Batch(micro, steps, s.world),
+            world_size=s.world,
+            shape=s.shape,
+            warnings=tuple(warnings),
+            blockers=tuple(blockers),
+            launch_blockers=tuple(self._launch_blockers()),
+            engine=s.get("engine"),
+            deepspeed=s.release,
+            changed=self._document is None or bool(edited.edits),
+        )
+
+    def _launch_blockers(self) -> Iterable[str]:
+        s = self._state
+        if not s.get("script"):
+            yield _("no script: name the one that trains")
+        facts = s.facts
+        if facts is None:
+            if not s.is_login_node:
+                yield _("the machine is not known yet")
+            return
+        if facts.source != "detected":
+            yield _("this plan is for another machine: write the config and start it there")
+            return
+        it = s.interpreter
+        if it is None:
+            yield _("no Python with deepspeed was found")
+        elif it.version is not None and not it.can_train:
+            yield _("{path} cannot train: {why}").format(
+                path=it.path, why=it.problem or _("no deepspeed or no torch")
+            )
+
+    def _training(self) -> Training:
+        s = self._state
+        method = s.get("method")
+        return Training(
+            micro_batch=s.get("micro_batch"),
+            seq=s.get("seq"),
+            checkpointing=s.get("checkpointing"),
+            attention=s.get("attention"),
+            loop="hf" if s.trainer else "plain",
+            lora_rank=None if method == "full" else s.get("lora_rank"),
+            quant="nf4" if method == "qlora" else "none",
+        )
+
+    def _estimate(self, config: Mapping[str, Any], warnings: list[str]) -> Estimate | None:
+        s = self._state
+        if s.shape is None or s.used is None:
+            return None
+        try:
+            from dstui.config.schema import newest
+            from dstui.estimate.memory import estimate
+        except ImportError:
+            return None
+
+        return estimate(
+            s.shape, self._training(), config, s.used, release=s.release or newest(), world_size=s.world
+        )
+
+    def _check(self, text: str) -> FileReport | None:
+        return None
+
+    def _trainer_warnings(self) -> list[str]:
+        """What the Trainer's own arguments must say so that the run is what was estimated."""
+        s = self._state
+        if s.get("engine") != "hf":
+            return []
+        micro, steps, _total = s.batch
+        wanted = {
+            "per_device_train_batch_size": str(micro),
+            "gradient_accumulation_steps": str(steps),
+        }
+        if s.get("precision") in ("bf16", "fp16"):
+            wanted[s.get("precision")] = "True"
+        missing = [f"--{k} {v}" for k, v in wanted.items() if engines.argument(s.args, k) is None]
+        wrong = [
+            f"--{k} {v}"
+            for k, v in wanted.items()
+            if v != "True" and engines.argument(s.args, k) not in (None, v)
+        ]
+        out = []
+        if missing:
+            out.append(
+                _("`auto` takes the script's arguments; unless it sets them itself, add: {args}").format(
+                    args=" ".join(missing)
+                )
+            )
+        if wrong:
+            out.append(
+                _("the script's arguments rule, and they differ from what is planned: {args}").format(
+                    args=" ".join(wrong)
+                )
+            )
+        return out
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+# --- what makes a field wrong, beyond its syntax ---------------------------------------------------------------
+
+
+def _check_gpus(s: State) -> str:
+    return "" if s.described is not None else _("say what a node has: 8x80GiB")
+
+
+def _check_facts_file(s: State) -> str:
+    return "" if s.from_file is not None or s.detected is not None else _("name the file")
+
+
+def _check_script(s: State) -> str:
+    script = s.get("script")
+    if not script:
+        return ""
+    path = s.at_cwd(script)
+    if path.is_dir():
+        return _("{path} is a folder").format(path=path)
+    return "" if path.is_file() else _("{path} does not exist").format(path=path)
+
+
+def _check_args(s: State) -> str:
+    try:
+        engines.split_args(str(s.get("args")))
+    except ValueError:
+        return _("a quote is not closed")
+    return ""
+
+
+def _check_cwd(s: State) -> str:
+    return (
+        "" if Path(s.get("cwd")).expanduser().is_dir() else _("{path} is no folder").format(path=s.get("cwd"))
+    )
+
+
+def _check_nvme(s: State) -> str:
+    if s.facts is None or s.facts.source != "detected":
+        return ""
+    path = s.at_cwd(s.get("nvme_path"))
+    while not path.exists() and path != path.parent:
+        path = path.parent  # DeepSpeed makes the folders below it
+    return "" if os.access(path, os.W_OK) and path.is_dir() else _("{path} is not writable").format(path=path)
+
+
+def _check_allgather(s: State) -> str:
+    return _("must be even") if s.get("allgather_bucket_size") % 2 else ""
+
+
+def _check_output(s: State) -> str:
+    path = s.at_cwd(s.get("output"))
+    if path.is_dir():
+        return _("{path} is a folder").format(path=path)
+    return "" if path.parent.is_dir() else _("{path} is no folder").format(path=path.parent)
+
+
+def _check_name(s: State) -> str:
+    name = s.get("name")
+    return "" if not name or _NAME.fullmatch(name) else _("letters, digits, '.', '_' and '-' only")
+
+
+_CHECKS = {
+    "gpus": _check_gpus,
+    "facts_file": _check_facts_file,
+    "script": _check_script,
+    "args": _check_args,
+    "cwd": _check_cwd,
+    "model": lambda s: s.model_problem,
+    "global_batch": lambda s: s.batch_problem,
+    "nvme_path": _check_nvme,
+    "allgather_bucket_size": _check_allgather,
+    "output": _check_output,
+    "name": _check_name,
+}
+
+
+# --- the deciding lines ----------------------------------------------------------------------------------------
+
+
+def _decide_machine(self: Session) -> str:
+    s = self._state
+    if s.is_login_node and s.facts is None:
+        return _(
+            "A login node (SLURM, no GPU): describe the machine that will train, or give its facts file."
+        )
+    facts = s.facts
+    if facts is None:
+        return _("Looking at this machine...")
+    if facts.gpus:
+        room = advice.card(s)
+        return _("{chosen} of {all} cards, {size} usable on each; world size {world}").format(
+            chosen=len(s.get("cards")), all=len(facts.gpus), size=gib(room), world=s.world
+        )
+    return _("No GPU: {ranks} ranks on the CPU, {size} of memory free").format(
+        ranks=s.world, size=gib(facts.host.memory_free)
+    )
+
+
+def _decide_script(self: Session) -> str:
+    s = self._state
+    reason = s.recommended("engine")[1]
+    return (
+        f"{s.get('engine')}: {reason}"
+        if reason and s.get("engine") == s.recommended("engine")[0]
+        else s.get("engine")
+    )
+
+
+def _decide_model(self: Session) -> str:
+    s = self._state
+    if s.shape is None:
+        return s.model_problem or _(
+            "Without a model the fit is unknown; the config can be written all the same."
+        )
+    line = advice.size_line(s)
+    copy = advice.copy16(s)
+    return _("{model}; copy on a card {size}").format(model=line, size=gib(copy))
+
+
+def _decide_stage(self: Session) -> str:
+    s = self._state
+    stage = s.get("stage")
+    if stage == s.plan[0]:
+        return s.plan[2]
+    need, room = advice.states(s, stage, "none"), advice.card(s)
+    if need is None or room is None:
+        return s.plan[2]
+    return _(
+        "Stage {stage}: states {need} of {room} a card without offload; recommended is {best}: {why}"
+    ).format(stage=stage, need=gib(need), room=gib(room), best=s.plan[0], why=s.plan[2])
+
+
+def _decide_offload(self: Session) -> str:
+    s = self._state
+    stage, offload = s.get("stage"), s.get("offload")
+    need, room = advice.states(s, stage, offload), advice.card(s)
+    if need is None or room is None:
+        return _("Offload only when the states do not fit: every step then crosses PCIe and the CPU.")
+    line = _("states left on the card {need} of {room}").format(need=gib(need), room=gib(room))
+    host = advice.host_states(s)
+    facts = s.used
+    if host and facts:
+        line += "; " + _("host {need} of {room}").format(need=gib(host), room=gib(facts.host.memory_capacity))
+    return line
+
+
+def _decide_batch(self: Session) -> str:
+    s = self._state
+    micro, steps, total = s.batch
+    return _("micro {micro} x accumulation {steps} x {world} ranks = {total} samples a step").format(
+        micro=micro, steps=steps, world=s.world, total=total
+    )
+
+
+def _decide_pinned(self: Session) -> str:
+    s = self._state
+    if s.get("offload") == "none":
+        return _("Nothing is offloaded: nothing is pinned.")
+    facts = s.used
+    pinned = self.report().estimate
+    need = (
+        pinned.host.pinned if pinned is not None and pinned.host.pinned is not None else advice.host_states(s)
+    )
+    return _(
+        "pinned (rounded up) {need} of {room} RAM; written out, for the default changed in 0.19.5"
+    ).format(need=gib(need), room=gib(facts.host.memory_capacity if facts else None))
+
+
+def _decide_comm(self: Session) -> str:
+    s = self._state
+    if s.get("stage") == 0:
+        return _("Stage 0: one all-reduce a step, nothing to set.")
+    bytes_ = s.get("reduce_bucket_size") * (4 if s.get("precision") == "fp32" else 2)
+    twice = 2 if s.get("overlap_comm") and s.get("stage") in (1, 2) else 1
+    return _(
+        "buckets take {size} on each card; a collective that waits longer than {n} minutes ends the run"
+    ).format(size=gib(bytes_ * twice), n=s.get("timeout"))
+
+
+def _decide_precision(self: Session) -> str:
+    s = self._state
+    reason = s.recommended("precision")[1] if s.get("precision") == s.recommended("precision")[0] else ""
+    return f"{s.get('precision')}: {reason}" if reason else str(s.get("precision"))
+
+
+def _decide_review(self: Session) -> str:
+    report = self.report()
+    if report.blockers:
+        return report.blockers[0]
+    estimate = report.estimate
+    if estimate is None:
+        return _("The fit is unknown: no model was named.")
+    return estimate.reason or estimate.verdict
+
+
+_DECIDING = {
+    "machine": _decide_machine,
+    "script": _decide_script,
+    "model": _decide_model,
+    "stage": _decide_stage,
+    "offload": _decide_offload,
+    "batch": _decide_batch,
+    "pinned": _decide_pinned,
+    "comm": _decide_comm,
+    "precision": _decide_precision,
+    "review": _decide_review,
+}
