@@ -115,7 +115,7 @@ class Host:
         left: list[int] = [] if self.ram_available is None else [self.ram_available]
         if self.cgroup and self.cgroup.limit not in (None, UNLIMITED) and self.cgroup.usage is not None:
             held = self.cgroup.usage - (self.cgroup.reclaimable or 0)
-            left.append(max(0, typing.cast(int, self.cgroup.limit) - max(0, held)))
+            left.append(max(0, self.cgroup.limit - max(0, held)))
         return min(left) if left else None
 
     @property
@@ -123,7 +123,7 @@ class Host:
         """Bytes of RAM, or the cgroup limit if that is tighter."""
         cap: list[int] = [] if self.ram_total is None else [self.ram_total]
         if self.cgroup and self.cgroup.limit not in (None, UNLIMITED):
-            cap.append(typing.cast(int, self.cgroup.limit))
+            cap.append(self.cgroup.limit)
         return min(cap) if cap else None
 
 
@@ -292,7 +292,7 @@ def _load(kind: Any, value: Any, where: str) -> Any:
         if value is None and type(None) in args:
             return None
         return _load(next(a for a in args if a is not type(None)), value, where)
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         if not isinstance(value, dict):
             raise _wrong(where, "object", value)
         hints = typing.get_type_hints(kind)

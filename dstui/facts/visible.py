@@ -69,7 +69,7 @@ def _by_uuid(entry: str, devices: Sequence[Gpu]) -> tuple[str, Gpu | None]:
         uuid = g.mig_parent or g.uuid or ""
         if uuid.startswith(entry):
             cards.setdefault(uuid, g)
-    if len(cards) != 1 or entry == "GPU-" and len(devices) > 1:
+    if len(cards) != 1:
         return entry, None
     uuid, gpu = next(iter(cards.items()))
     return uuid, gpu
