@@ -1,0 +1,683 @@
+"""What a run uses, once a second: GPUs, host RAM, cgroup, each rank. Written by the supervisor, read by anyone.
+
+Files in ``<run>/samples/``, JSON lines, append-only; a file that is full becomes ``<tier>.old.jsonl``, so at
+any time between one and two lengths of each tier are kept::
+
+    1s.jsonl  10s.jsonl  60s.jsonl  600s.jsonl     one record per second, 10 s, minute, 10 minutes
+    peaks.json                                     the highest values ever seen
+
+A record: ``{"t": epoch seconds, "gpus": [[...], ...], "host": [...], "ranks": [[...], ...], "build": name}``;
+its columns are named by ``GPU_COLUMNS``, ``HOST_COLUMNS``, ``RANK_COLUMNS`` (each file's first line repeats
+them). Sizes are bytes, shares 0-1, power in watts, temperature in degrees Celsius. Unknown is null.
+In the slower tiers sizes are the largest of the interval, everything else is its mean.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from dstui.runs import processes
+from dstui.runs.processes import Process, Stat
+from dstui.runs.store import write_json
+
+SCHEMA_VERSION = 1
+GPU_COLUMNS = ("index", "utilisation", "memory_used", "memory_total", "memory_run", "power", "temperature")
+HOST_COLUMNS = ("used", "capacity", "cgroup", "cpu", "shm")
+RANK_COLUMNS = ("rank", "pid", "rss", "cpu")
+_SIZES = {
+    "memory_used", "memory_total", "memory_run", "used", "capacity", "cgroup", "rss", "shm",
+    "index", "rank", "pid",
+}  # fmt: skip
+TIERS: tuple[tuple[str, int, int], ...] = (
+    ("1s", 1, 1800),
+    ("10s", 10, 2160),
+    ("60s", 60, 2880),
+    ("600s", 600, 8640),
+)
+"""Name, seconds, records a file: half an hour, 6 hours, 2 days, 60 days; at most 2 x 15480 records in all."""
+RESCAN = 5.0
+"""Seconds between two walks over the process tree."""
+GPU_STALE = 5.0
+"""An NVML answer older than this (a driver that hangs) is not shown as the present."""
+COMPILERS = frozenset({"ninja", "nvcc", "cicc", "ptxas", "cc1plus", "cc1", "hipcc"})
+
+
+@dataclass(frozen=True)
+class GpuUse:
+    """``memory_run``: what this run's processes hold there; None when NVML does not show pids of this namespace."""
+
+    index: int
+    utilisation: float | None = None
+    memory_used: int | None = None
+    memory_total: int | None = None
+    memory_run: int | None = None
+    power: float | None = None
+    temperature: float | None = None
+
+
+@dataclass(frozen=True)
+class HostUse:
+    """``capacity``: RAM, or the cgroup limit when that is tighter. ``cpu``: share of all usable cores."""
+
+    used: int | None = None
+    capacity: int | None = None
+    cgroup: int | None = None
+    cpu: float | None = None
+    shm: int | None = None
+
+
+@dataclass(frozen=True)
+class RankUse:
+    """``rss``: the rank's process and its children (data loaders); ``cpu``: cores' worth of time."""
+
+    rank: int
+    pid: int
+    rss: int | None = None
+    cpu: float | None = None
+
+
+@dataclass(frozen=True)
+class Sample:
+    t: float
+    gpus: tuple[GpuUse, ...] = ()
+    host: HostUse = field(default_factory=HostUse)
+    ranks: tuple[RankUse, ...] = ()
+    build: str | None = None
+    """Name of the DeepSpeed op that a compiler works on just now (``cpu_adam``); ``""`` = some other compile."""
+
+    def to_json(self) -> dict[str, Any]:
+        data: dict[str, Any] = {
+            "t": round(self.t, 2),
+            "gpus": [_row(g, GPU_COLUMNS) for g in self.gpus],
+            "host": _row(self.host, HOST_COLUMNS),
+            "ranks": [_row(r, RANK_COLUMNS) for r in self.ranks],
+        }
+        if self.build is not None:
+            data["build"] = self.build
+        return data
+
+    @classmethod
+    def from_json(cls, data: Any) -> Sample | None:
+        """None for a header, a torn line or a record of another format."""
+        if not isinstance(data, dict) or not isinstance(data.get("t"), (int, float)):
+            return None
+        try:
+            return cls(
+                t=float(data["t"]),
+                gpus=tuple(GpuUse(*row[: len(GPU_COLUMNS)]) for row in data.get("gpus", ())),
+                host=HostUse(*data.get("host", ())[: len(HOST_COLUMNS)]),
+                ranks=tuple(RankUse(*row[: len(RANK_COLUMNS)]) for row in data.get("ranks", ())),
+                build=data.get("build"),
+            )
+        except TypeError:
+            return None
+
+
+def _row(item: Any, columns: Sequence[str]) -> list[Any]:
+    values = [getattr(item, name) for name in columns]
+    return [round(v, 3) if isinstance(v, float) else v for v in values]
+
+
+class GpuSource(Protocol):
+    """Where GPU figures come from. ``sample(pids)`` may raise anything and may take its time."""
+
+    def sample(self, pids: frozenset[int]) -> Sequence[GpuUse]: ...
+
+    def close(self) -> None: ...
+
+
+class NvmlSource:
+    """The run's GPUs through NVML, kept open. ``indices``: physical (NVML) numbers; None = all."""
+
+    def __init__(self, indices: Iterable[int] | None = None) -> None:
+        import pynvml
+
+        self._nvml = pynvml
+        pynvml.nvmlInit()
+        wanted = range(pynvml.nvmlDeviceGetCount()) if indices is None else indices
+        self._handles = {i: pynvml.nvmlDeviceGetHandleByIndex(i) for i in wanted}
+
+    def _ask(self, name: str, *args: Any) -> Any:
+        try:
+            return getattr(self._nvml, name)(*args)
+        except self._nvml.NVMLError:
+            return None
+
+    def sample(self, pids: frozenset[int]) -> list[GpuUse]:
+        found = []
+        for index, handle in self._handles.items():
+            memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
+            rates = self._ask("nvmlDeviceGetUtilizationRates", handle)
+            power = self._ask("nvmlDeviceGetPowerUsage", handle)
+            held = self._ask("nvmlDeviceGetComputeRunningProcesses", handle)
+            ours = [p for p in held or () if int(p.pid) in pids]
+            found.append(
+                GpuUse(
+                    index=index,
+                    utilisation=None if rates is None else rates.gpu / 100,
+                    memory_used=None if memory is None else int(memory.used),
+                    memory_total=None if memory is None else int(memory.total),
+                    memory_run=sum(int(p.usedGpuMemory or 0) for p in ours) if ours else None,
+                    power=None if power is None else power / 1000,
+                    temperature=self._ask("nvmlDeviceGetTemperature", handle, 0),
+                )
+            )
+        return found
+
+    def close(self) -> None:
+        self._ask("nvmlShutdown")
+
+
+class _GpuThread:
+    """Asks the source once a second in a daemon thread of its own: a driver that hangs stops nobody else."""
+
+    def __init__(self, make: Callable[[], GpuSource], interval: float) -> None:
+        self._make = make
+        self._interval = interval
+        self._stop = threading.Event()
+        self._latest: tuple[float, tuple[GpuUse, ...]] = (0.0, ())
+        self.pids: frozenset[int] = frozenset()
+        self.problem: str | None = None
+        threading.Thread(target=self._loop, name="dstui-gpu", daemon=True).start()
+
+    def _loop(self) -> None:
+        source: GpuSource | None = None
+        while not self._stop.is_set():
+            wait = self._interval
+            try:
+                source = source or self._make()
+                self._latest = (time.monotonic(), tuple(source.sample(self.pids)))
+                self.problem = None
+            except Exception as e:  # no driver, a lost GPU, a restarted driver: try again, slowly
+                self.problem = f"{type(e).__name__}: {e}"
+                source, wait = None, 30.0
+            self._stop.wait(wait)
+        if source is not None:
+            source.close()
+
+    def latest(self) -> tuple[GpuUse, ...]:
+        at, gpus = self._latest
+        return gpus if time.monotonic() - at <= GPU_STALE else ()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A process of the run: the rank it belongs to (None = launcher, compiler...), and whether it is that rank's own."""
+
+    process: Process
+    name: str
+    rank: int | None
+    main: bool
+
+
+def rank_of(environment: Mapping[str, str]) -> int | None:
+    """The global rank that a launcher gave this process (torch's and DeepSpeed's ``RANK``)."""
+    try:
+        return int(environment["RANK"])
+    except (KeyError, ValueError):
+        return None
+
+
+class ProcessTree:
+    """The run's processes with their ranks. Environments are read once a process."""
+
+    def __init__(self, roots: Callable[[], Iterable[int]]) -> None:
+        self._roots = roots
+        self._ranks: dict[Process, int | None] = {}
+        self.members: tuple[_Member, ...] = ()
+
+    def rescan(self) -> None:
+        stats = processes.all_stats()
+        found: dict[int, Process] = {}
+        for root in self._roots():
+            own = stats.get(root)
+            if own is not None and own.state not in "ZX":
+                found[root] = Process(root, own.start)
+            for p in processes.descendants(root, stats):
+                found[p.pid] = p
+        ranks = {}
+        for p in found.values():
+            ranks[p] = self._ranks[p] if p in self._ranks else rank_of(processes.environment(p.pid))
+        self._ranks = ranks
+        self.members = tuple(self._member(p, found, stats) for p in found.values())
+
+    def _member(self, p: Process, found: Mapping[int, Process], stats: Mapping[int, Stat]) -> _Member:
+        rank = self._ranks[p]
+        parent = found.get(stats[p.pid].parent)
+        # A data loader inherits its rank's environment: the rank itself is the topmost that carries it.
+        main = rank is not None and (parent is None or self._ranks[parent] != rank)
+        return _Member(p, stats[p.pid].name, rank, main)
+
+    @property
+    def build(self) -> str | None:
+        for m in self.members:
+            if m.name in COMPILERS:
+                try:
+                    folder = Path(f"/proc/{m.process.pid}/cwd").readlink().name
+                except OSError:
+                    folder = ""
+                return folder if _is_op(folder) else ""
+        return None
+
+
+def _is_op(folder: str) -> bool:
+    """torch.utils.cpp_extension builds an op in ``<extensions root>/<tag>/<op name>``."""
+    return bool(folder) and folder.replace("_", "").isalnum() and not folder.startswith("tmp")
+
+
+def _cpu_ticks(pid: int) -> int | None:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return int(fields[11]) + int(fields[12])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _rss(pid: int) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * _PAGE
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _high_water(pid: int) -> int | None:
+    """VmHWM: the peak RSS that the kernel itself kept, bytes."""
+    try:
+        for line in Path(f"/proc/{pid}/status").read_bytes().splitlines():
+            if line.startswith(b"VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, IndexError, ValueError):
+        pass
+    return None
+
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class HostReader:
+    """RAM, cgroup and CPU of this host. ``None`` where the kernel does not tell."""
+
+    def __init__(self) -> None:
+        from dstui.facts.host import read_cgroup
+
+        group, _why = read_cgroup()
+        self._group = group.path if group else None
+        self._version = group.version if group else 0
+        self._limit = group.limit if group and group.limit and group.limit > 0 else None
+        self._busy: tuple[int, int] | None = None
+
+    def _number(self, name: str) -> int | None:
+        if self._group is None:
+            return None
+        try:
+            return int((Path(self._group) / name).read_text())
+        except (OSError, ValueError):
+            return None
+
+    def _cgroup(self) -> int | None:
+        """Bytes that count against the limit and cannot be given back: usage less inactive page cache."""
+        used = self._number("memory.current" if self._version == 2 else "memory.usage_in_bytes")
+        if used is None or self._group is None:
+            return None
+        key = b"inactive_file " if self._version == 2 else b"total_inactive_file "
+        try:
+            for line in (Path(self._group) / "memory.stat").read_bytes().splitlines():
+                if line.startswith(key):
+                    return max(0, used - int(line.split()[1]))
+        except (OSError, ValueError):
+            pass
+        return used
+
+    def read(self) -> HostUse:
+        memory: dict[bytes, int] = {}
+        try:
+            for line in Path("/proc/meminfo").read_bytes().splitlines():
+                name, _, rest = line.partition(b":")
+                if name in (b"MemTotal", b"MemAvailable", b"Shmem"):
+                    memory[name] = int(rest.split()[0]) * 1024
+        except (OSError, ValueError, IndexError):
+            pass
+        total, available = memory.get(b"MemTotal"), memory.get(b"MemAvailable")
+        used = total - available if total is not None and available is not None else None
+        capacity = total
+        group = self._cgroup()
+        if self._limit is not None and (total is None or self._limit < total):
+            capacity, used = self._limit, group  # what the kernel compares before it kills
+        return HostUse(used=used, capacity=capacity, cgroup=group, cpu=self._cpu(), shm=memory.get(b"Shmem"))
+
+    def _cpu(self) -> float | None:
+        try:
+            with open("/proc/stat", "rb") as f:  # noqa: PTH123
+                v = [int(x) for x in f.readline().split()[1:9]]
+        except (OSError, ValueError):
+            return None
+        busy, whole = sum(v) - v[3] - v[4], sum(v)
+        before, self._busy = self._busy, (busy, whole)
+        if before is None or whole <= before[1]:
+            return None
+        return (busy - before[0]) / (whole - before[1])
+
+
+class _Tier:
+    """One file of records, with the aggregation that feeds it."""
+
+    def __init__(self, folder: Path, name: str, seconds: int, length: int) -> None:
+        self.path = folder / f"{name}.jsonl"
+        self.old = folder / f"{name}.old.jsonl"
+        self.seconds = seconds
+        self._length = length
+        self._count = -1
+        self._torn = False
+        self._bin: list[Sample] = []
+
+    def add(self, sample: Sample) -> None:
+        if self.seconds == 1:
+            self._write(sample)
+            return
+        if self._bin and sample.t // self.seconds != self._bin[0].t // self.seconds:
+            merged, self._bin = merge(self._bin), []
+            self._write(merged)
+        self._bin.append(sample)
+
+    def flush(self) -> None:
+        if self._bin:
+            merged, self._bin = merge(self._bin), []
+            self._write(merged)
+
+    def _write(self, sample: Sample) -> None:
+        if self._count < 0:  # a supervisor that takes over an old run
+            try:
+                with self.path.open("rb") as f:
+                    self._count = sum(1 for _ in f)
+            except FileNotFoundError:
+                self._count = 0
+        if self._count > self._length:
+            self.path.replace(self.old)
+            self._count = 0
+        text = json.dumps(sample.to_json(), separators=(",", ":")) + "\n"
+        if self._count == 0:
+            head = {
+                "schema_version": SCHEMA_VERSION,
+                "gpus": GPU_COLUMNS,
+                "host": HOST_COLUMNS,
+                "ranks": RANK_COLUMNS,
+            }
+            text = json.dumps(head, separators=(",", ":")) + "\n" + text
+        if self._torn:  # the last record was cut short by a full disk
+            text = "\n" + text
+        self._torn = True
+        fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            data = text.encode()
+            self._torn = os.write(fd, data) != len(data)
+        finally:
+            os.close(fd)
+        self._count += 1
+
+
+def merge(samples: Sequence[Sample]) -> Sample:
+    """One record for an interval: sizes at their largest, everything else averaged over the known values."""
+
+    def column(rows: Sequence[Any], name: str) -> Any:
+        known = [v for v in (getattr(r, name) for r in rows) if v is not None]
+        if not known:
+            return None
+        return max(known) if name in _SIZES else sum(known) / len(known)
+
+    def group(rows: Iterable[Any], key: str, columns: Sequence[str], kind: Any) -> tuple[Any, ...]:
+        by: dict[Any, list[Any]] = {}
+        for r in rows:
+            by.setdefault(getattr(r, key), []).append(r)
+        return tuple(kind(*(column(rs, c) for c in columns)) for _k, rs in sorted(by.items()))
+
+    return Sample(
+        t=samples[-1].t,
+        gpus=group((g for s in samples for g in s.gpus), "index", GPU_COLUMNS, GpuUse),
+        host=HostUse(*(column([s.host for s in samples], c) for c in HOST_COLUMNS)),
+        ranks=group((r for s in samples for r in s.ranks), "rank", RANK_COLUMNS, RankUse),
+        build=next((s.build for s in reversed(samples) if s.build is not None), None),
+    )
+
+
+@dataclass
+class Peaks:
+    """The highest values of a run; ``ranks`` from the kernel's own high-water mark, so no spike is missed."""
+
+    gpu_used: dict[int, int] = field(default_factory=dict)
+    gpu_run: dict[int, int] = field(default_factory=dict)
+    rank_rss: dict[int, int] = field(default_factory=dict)
+    host_used: int | None = None
+    cgroup: int | None = None
+
+    def add(self, sample: Sample) -> bool:
+        """Whether anything grew."""
+        before = (dict(self.gpu_used), dict(self.gpu_run), dict(self.rank_rss), self.host_used, self.cgroup)
+        for g in sample.gpus:
+            _raise(self.gpu_used, g.index, g.memory_used)
+            _raise(self.gpu_run, g.index, g.memory_run)
+        for r in sample.ranks:
+            _raise(self.rank_rss, r.rank, r.rss)
+        self.host_used = _higher(self.host_used, sample.host.used)
+        self.cgroup = _higher(self.cgroup, sample.host.cgroup)
+        return before != (self.gpu_used, self.gpu_run, self.rank_rss, self.host_used, self.cgroup)
+
+    @property
+    def rss_total(self) -> int | None:
+        """Sum over the ranks here of their peak RSS: what ``estimate``'s ``host.peak`` predicts."""
+        return sum(self.rank_rss.values()) if self.rank_rss else None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "gpu_used": {str(k): v for k, v in sorted(self.gpu_used.items())},
+            "gpu_run": {str(k): v for k, v in sorted(self.gpu_run.items())},
+            "rank_rss": {str(k): v for k, v in sorted(self.rank_rss.items())},
+            "rss_total": self.rss_total,
+            "host_used": self.host_used,
+            "cgroup": self.cgroup,
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> Peaks:
+        def numbers(name: str) -> dict[int, int]:
+            entry = data.get(name)
+            return {int(k): int(v) for k, v in entry.items()} if isinstance(entry, dict) else {}
+
+        if not isinstance(data, dict):
+            return cls()
+        return cls(
+            gpu_used=numbers("gpu_used"),
+            gpu_run=numbers("gpu_run"),
+            rank_rss=numbers("rank_rss"),
+            host_used=data.get("host_used"),
+            cgroup=data.get("cgroup"),
+        )
+
+
+def _raise(table: dict[int, int], key: int, value: int | None) -> None:
+    if value is not None and value > table.get(key, 0):
+        table[key] = value
+
+
+def _higher(a: int | None, b: int | None) -> int | None:
+    return b if a is None else a if b is None else max(a, b)
+
+
+def read_peaks(folder: Path) -> Peaks | None:
+    """``samples/peaks.json``; None before the first was written."""
+    try:
+        return Peaks.from_json(json.loads((folder / "peaks.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None
+
+
+class Sampler:
+    """Samples a run into ``folder`` (``<run>/samples``) in a thread, or by ``tick()`` from the caller's own loop.
+
+    ``roots`` gives the pids whose trees are the run (the launcher, and ranks that lost their parents). ``gpus``
+    are the physical indices in use (None = all, ``()`` = none). Nothing here raises: a driver error, a full
+    disk or a vanished process leaves a gap and ``problem`` says why.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        roots: Callable[[], Iterable[int]],
+        *,
+        gpus: Sequence[int] | None = None,
+        source: Callable[[], GpuSource] | None = None,
+        interval: float = 1.0,
+    ) -> None:
+        self.folder = folder
+        self.interval = interval
+        self.problem: str | None = None
+        self.peaks = read_peaks(folder) or Peaks()
+        self._tree = ProcessTree(roots)
+        self._host = HostReader()
+        self._tiers = tuple(_Tier(folder, *tier) for tier in TIERS)
+        self._scanned = 0.0
+        self._ticks: dict[int, tuple[float, int]] = {}
+        self._peaks_changed = False
+        self._peaks_written = 0.0
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        make = source or (lambda: NvmlSource(gpus))
+        self._gpus = None if gpus is not None and not gpus else _GpuThread(make, interval)
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._loop, name="dstui-samples", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and write what is pending; returns within 2 s whatever the disk does."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(2.0)
+        if self._gpus is not None:
+            self._gpus.stop()
+        if self._thread is None or not self._thread.is_alive():
+            for tier in self._tiers:
+                self._guard(tier.flush)
+            self._guard(lambda: self._write_peaks(True))
+
+    def _loop(self) -> None:
+        following = time.monotonic()
+        while not self._stop.is_set():
+            self.tick()
+            following = max(following + self.interval, time.monotonic())
+            self._stop.wait(following - time.monotonic())
+
+    def _guard(self, work: Callable[[], Any]) -> None:
+        try:
+            work()
+        except Exception as e:  # the run must never suffer from being watched
+            self.problem = f"{type(e).__name__}: {e}"
+
+    def tick(self) -> Sample:
+        """Take one sample, write it, return it."""
+        now = time.monotonic()
+        self.problem = None
+        gone = any(m.main and _rss(m.process.pid) in (None, 0) for m in self._tree.members)
+        wait = RESCAN if any(m.main for m in self._tree.members) and self._tree.build is None else 1.0
+        if gone or now - self._scanned >= wait:
+            self._scanned = now
+            self._guard(self._tree.rescan)
+            self._guard(self._read_high_water)
+        sample = self._sample(now)
+        self._peaks_changed |= self.peaks.add(sample)
+        for tier in self._tiers:
+            self._guard(lambda tier=tier: tier.add(sample))  # type: ignore[misc]
+        self._guard(lambda: self._write_peaks(False))
+        return sample
+
+    def _read_high_water(self) -> None:
+        for m in self._tree.members:
+            if m.main and m.rank is not None:
+                high = _high_water(m.process.pid)
+                if high is not None and high > self.peaks.rank_rss.get(m.rank, 0):
+                    self.peaks.rank_rss[m.rank] = high
+                    self._peaks_changed = True
+
+    def _write_peaks(self, now: bool) -> None:
+        if self._peaks_changed and (now or time.monotonic() - self._peaks_written >= 5.0):
+            self._peaks_written = time.monotonic()
+            write_json(self.folder / "peaks.json", self.peaks.to_json())
+            self._peaks_changed = False
+
+    def _sample(self, now: float) -> Sample:
+        rss: dict[int, int] = {}
+        cpu: dict[int, float] = {}
+        main: dict[int, int] = {}
+        ticks: dict[int, tuple[float, int]] = {}
+        for m in self._tree.members:
+            if m.rank is None:
+                continue
+            pid = m.process.pid
+            if m.main:
+                main.setdefault(m.rank, pid)
+            size, spent = _rss(pid), _cpu_ticks(pid)
+            if size is not None:
+                rss[m.rank] = rss.get(m.rank, 0) + size
+            if spent is not None:
+                ticks[pid] = (now, spent)
+                before = self._ticks.get(pid)
+                if before is not None and now > before[0]:
+                    share = (spent - before[1]) / _TICKS / (now - before[0])
+                    cpu[m.rank] = cpu.get(m.rank, 0.0) + max(0.0, share)
+        self._ticks = ticks
+        gpus: tuple[GpuUse, ...] = ()
+        if self._gpus is not None:
+            self._gpus.pids = frozenset(m.process.pid for m in self._tree.members)
+            gpus = self._gpus.latest()
+        return Sample(
+            t=time.time(),
+            gpus=gpus,
+            host=self._host.read(),
+            ranks=tuple(RankUse(r, pid, rss.get(r), cpu.get(r)) for r, pid in sorted(main.items())),
+            build=self._tree.build,
+        )
+
+
+def read_samples(folder: Path, limit: int = 600) -> list[Sample]:
+    """The newest ``limit`` one-second records, oldest first."""
+    found: list[Sample] = []
+    for path in (folder / "1s.old.jsonl", folder / "1s.jsonl"):
+        found += _records(path)
+    return found[-limit:]
+
+
+def read_history(folder: Path) -> list[Sample]:
+    """The whole run at the finest resolution still kept for each time, oldest first."""
+    found: list[Sample] = []
+    for name, _seconds, _length in TIERS:
+        first = found[0].t if found else float("inf")
+        older = _records(folder / f"{name}.old.jsonl") + _records(folder / f"{name}.jsonl")
+        found = [s for s in older if s.t < first] + found
+    return found
+
+
+def _records(path: Path) -> list[Sample]:
+    found = []
+    try:
+        with path.open("rb") as f:
+            for line in f:
+                try:
+                    sample = Sample.from_json(json.loads(line))
+                except ValueError:
+                    continue
+                if sample is not None:
+                    found.append(sample)
+    except OSError:
+        pass
+    return found
