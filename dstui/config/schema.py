@@ -1,0 +1,372 @@
+"""The JSON Schemas of ds_config.json, one generated file per DeepSpeed release (``schemas/generate.py``).
+
+A release without a file is not known: nothing here answers for a neighbour. ``load`` reads the file of
+one release; ``Schema.keys`` adds the texts and ranges of ``schemas/keys.json``; ``validate`` runs the
+``jsonschema`` package (imported on first use: it costs more than the rest of ``check``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from dstui.config.document import join_pointer, split_pointer
+from dstui.errors import DstuiError
+from dstui.i18n import _
+from dstui.paths import data_dir
+
+
+@dataclass(frozen=True)
+class Key:
+    """One config key as one release has it."""
+
+    pointer: str
+    """``/zero_optimization/offload_param/device``"""
+    type: str
+    """``int bool float str path list dict any``, ``enum``, ``object``; ``?`` after it: null is legal."""
+    default: Any = None
+    has_default: bool = True
+    """False when the default depends on other keys (``description`` says how)."""
+    bounds: Mapping[str, float] | None = None
+    """``gt``, ``ge``, ``lt``, ``le``."""
+    choices: tuple[Any, ...] | None = None
+    aliases: tuple[str, ...] = ()
+    """Other names that the release takes for it in the same block."""
+    deprecated: str | None = None
+    """The key to use instead."""
+    description: str = ""
+    since: str | None = None
+    """First release that reads it; ``0.9.5`` = that or earlier."""
+    until: str | None = None
+    policy: str = "checked"
+    """``checked``: the release checks type and bounds; ``unchecked``: plain dictionary code takes any value."""
+
+
+@dataclass(frozen=True)
+class SchemaProblem:
+    """One place where a document breaks the schema; ``pointer`` names the culprit, an unknown key included."""
+
+    pointer: str
+    message: str
+    keyword: str
+    """JSON Schema's keyword: ``type``, ``enum``, ``additionalProperties``, ``minimum``..."""
+
+
+class Schema:
+    """The schema of one release. ``json_schema`` is the file's content and must not be changed."""
+
+    def __init__(self, release: str, json_schema: dict[str, Any]) -> None:
+        self.release = release
+        self.json_schema = json_schema
+        self.facts: dict[str, Any] = json_schema["x-dstui"]["release"]
+        self._keys: dict[str, Key] | None = None
+
+    @property
+    def removed(self) -> tuple[str, ...]:
+        """Pointers of keys whose mere presence this release refuses."""
+        return tuple(
+            [join_pointer(k) for k in self.facts["removed"]]
+            + [join_pointer("zero_optimization", k) for k in self.facts["removed_zero"]]
+        )
+
+    @property
+    def keys(self) -> Mapping[str, Key]:
+        """Pointer -> Key for every key that this release reads."""
+        if self._keys is None:
+            self._keys = _collect(self)
+        return self._keys
+
+    def key(self, pointer: str) -> Key | None:
+        """The key at ``pointer``; old names and aliases lead to the key they stand for."""
+        found = self.keys.get(pointer)
+        if found is not None:
+            return found
+        parent, _sep, name = pointer.rpartition("/")
+        return next(
+            (k for p, k in self.keys.items() if p.rpartition("/")[0] == parent and name in k.aliases),
+            None,
+        )
+
+    def unknown_policy(self, block: str) -> str:
+        """``refused`` or ``ignored``: what the release does with a key it does not know in ``block``."""
+        node = self._block(block)
+        return "refused" if node.get("additionalProperties") is False else "ignored"
+
+    def names(self, block: str) -> tuple[str, ...]:
+        """The names that this release knows in ``block`` (a pointer; ``""`` = the top level)."""
+        node = self._block(block)
+        return tuple(
+            k
+            for k, v in node.get("properties", {}).items()
+            if v is not False and not (isinstance(v, dict) and v.get("x-dstui", {}).get("hidden"))
+        )
+
+    def _block(self, block: str) -> dict[str, Any]:
+        node: Any = self.json_schema
+        for name in split_pointer(block):
+            node = self.resolved(node).get("properties", {}).get(name, {})
+        return self.resolved(node)
+
+    def resolved(self, node: Any) -> dict[str, Any]:
+        """``node`` with a reference to a model followed (also in ``anyOf`` with null, ``auto``...)."""
+        if not isinstance(node, dict):
+            return {}
+        for option in (node, *node.get("anyOf", ())):
+            reference = option.get("$ref") if isinstance(option, dict) else None
+            if reference and reference.rpartition("/")[2] in self.facts["models"]:
+                target: dict[str, Any] = self.json_schema["$defs"][reference.rpartition("/")[2]]
+                return target
+            if isinstance(option, dict) and option is not node and "anyOf" in option:
+                inner = self.resolved(option)
+                if inner is not option:
+                    return inner
+        return node
+
+
+def _folder() -> Path:
+    return data_dir("schemas")
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    """``0.19.4`` -> (0, 19, 4), to compare releases; local parts (``+cu128``) are ignored."""
+    out = []
+    for part in version.split("+")[0].split("."):
+        digits = "".join(c for c in part if c.isdigit())
+        out.append(int(digits) if digits else 0)
+    return tuple(out)
+
+
+@lru_cache(maxsize=1)
+def releases() -> tuple[str, ...]:
+    """The releases with a schema, oldest first."""
+    names = (p.name[len("deepspeed-") : -len(".json")] for p in _folder().glob("deepspeed-*.json"))
+    return tuple(sorted(names, key=version_key))
+
+
+def newest() -> str:
+    """The newest release with a schema."""
+    if not releases():
+        raise DstuiError(_("no schema is installed in {path}").format(path=_folder()), _("reinstall dstui"))
+    return releases()[-1]
+
+
+def known(release: str) -> bool:
+    """Whether there is a schema for exactly this release (a local part such as ``+cu128`` aside)."""
+    return release.split("+")[0] in releases()
+
+
+@lru_cache(maxsize=8)
+def load(release: str) -> Schema:
+    """The schema of exactly ``release``. Raises DstuiError when there is none: never a neighbour's."""
+    name = release.split("+")[0]
+    if name not in releases():
+        raise DstuiError(
+            _("no schema for DeepSpeed {release}").format(release=release),
+            _("known releases: {releases}").format(releases=", ".join(releases())),
+        )
+    text = (_folder() / f"deepspeed-{name}.json").read_text(encoding="utf-8")
+    return Schema(name, json.loads(text))
+
+
+@lru_cache(maxsize=1)
+def key_texts() -> dict[str, Any]:
+    """``schemas/keys.json``: the reviewed texts and ranges, shared by all releases."""
+    data: dict[str, Any] = json.loads((_folder() / "keys.json").read_text(encoding="utf-8"))
+    return data
+
+
+def _type_name(term: Any) -> tuple[str, tuple[Any, ...] | None, bool]:
+    """A type term of the generator -> (name, choices, may be null)."""
+    if isinstance(term, str):
+        return term, None, False
+    ((kind, inner),) = term.items()
+    if kind == "null":
+        name, choices, _null = _type_name(inner)
+        return name, choices, True
+    if kind in ("enum", "literal"):
+        return "enum", tuple(inner), False
+    if kind == "list":
+        name, choices, _null = _type_name(inner)
+        return f"list[{name}]", choices, False
+    if kind == "union":
+        return "|".join(_type_name(t)[0] for t in inner), None, False
+    return "object", None, False
+
+
+def _collect(schema: Schema) -> dict[str, Key]:
+    out: dict[str, Key] = {}
+    texts = key_texts()["keys"]
+    models = schema.facts["models"]
+
+    def text(pointer: str) -> dict[str, Any]:
+        found = texts.get(pointer[1:].replace("/", "."), {})
+        return found if isinstance(found, dict) else {}
+
+    def add_model(base: str, name: str) -> None:
+        for field_name, field in models[name]["fields"].items():
+            shown = field.get("alias", field_name)
+            pointer = f"{base}/{shown}"
+            entry = text(pointer) or text(f"{base}/{field_name}")
+            type_name, choices, null = _type_name(field["type"])
+            replacement = field.get("deprecated", {}).get("new_param") if "deprecated" in field else None
+            out[pointer] = Key(
+                pointer=pointer,
+                type=type_name + ("?" if null else ""),
+                default=field["default"],
+                bounds={b: field[b] for b in ("gt", "ge", "lt", "le") if b in field} or None,
+                choices=choices or (tuple(entry["choices"]) if "choices" in entry else None),
+                aliases=(field_name,) if shown != field_name else (),
+                deprecated=replacement,
+                description=entry.get("text", ""),
+                since=entry.get("since"),
+                until=entry.get("until"),
+            )
+            inner = field["type"]
+            while isinstance(inner, dict) and "null" in inner:
+                inner = inner["null"]
+            if isinstance(inner, dict) and "model" in inner:
+                add_model(pointer, inner["model"])
+
+    def walk(node: dict[str, Any], base: str) -> None:
+        for name, child in node.get("properties", {}).items():
+            if not isinstance(child, dict) or child.get("x-dstui", {}).get("hidden"):
+                continue
+            pointer = base + join_pointer(name)
+            model = schema.facts["roots"].get(pointer)
+            entry = text(pointer)
+            if model or "properties" in child or "default" not in child:
+                out[pointer] = Key(
+                    pointer,
+                    "object"
+                    if model or "properties" in child
+                    else entry.get("type", "any").replace("|null", "?"),
+                    has_default=False,
+                    description=entry.get("text", ""),
+                    since=entry.get("since"),
+                    until=entry.get("until"),
+                    policy="checked" if model else "unchecked",
+                )
+            else:
+                out[pointer] = Key(
+                    pointer=pointer,
+                    type=entry.get("type", "any").replace("|null", "?"),
+                    default=child["default"],
+                    bounds=entry.get("bounds"),
+                    choices=tuple(entry["choices"]) if "choices" in entry else None,
+                    deprecated=entry.get("deprecated"),
+                    description=entry.get("text", ""),
+                    since=entry.get("since"),
+                    until=entry.get("until"),
+                    policy="unchecked",
+                )
+            if model:
+                add_model(pointer, model)
+            else:
+                walk(child, pointer)
+
+    walk(schema.json_schema, "")
+    return out
+
+
+# -- validation ---------------------------------------------------------------------------------
+
+
+def validate(data: Any, release: str) -> list[SchemaProblem]:
+    """Where ``data`` breaks the schema of ``release``, in the order of the document.
+
+    A file that breaks it is refused by the release; one that fits may still be refused for what a
+    schema cannot say (batch arithmetic, two keys that exclude each other): see ``resolve``.
+    """
+    schema = load(release)
+    out: list[SchemaProblem] = []
+    for error in _validator(schema.release).iter_errors(data):
+        out.extend(_problems(schema, error))
+    seen: set[tuple[str, str]] = set()
+    unique = []
+    for p in out:
+        if (p.pointer, p.keyword) not in seen:
+            seen.add((p.pointer, p.keyword))
+            unique.append(p)
+    return unique
+
+
+@lru_cache(maxsize=4)
+def _validator(release: str) -> Any:
+    from jsonschema import Draft202012Validator
+
+    return Draft202012Validator(load(release).json_schema)
+
+
+def _problems(schema: Schema, error: Any) -> list[SchemaProblem]:
+    pointer = join_pointer(*error.absolute_path)
+    if error.validator == "additionalProperties":
+        block = error.schema.get("properties", {})
+        return [
+            SchemaProblem(
+                pointer + join_pointer(k), _("unknown key '{key}'").format(key=k), "additionalProperties"
+            )
+            for k in error.instance
+            if k not in block
+        ]
+    if error.validator in ("anyOf", "oneOf") and error.context:
+        inner = [e for e in error.context if e.validator not in ("const", "enum") and len(e.path) > 0]
+        if inner:  # the block is there as an object: what is wrong is in it
+            return [p for e in inner for p in _problems(schema, e)]
+    if error.schema is False or error.validator is None:
+        return [
+            SchemaProblem(
+                pointer,
+                _("DeepSpeed {release} refuses this key: the feature was removed").format(
+                    release=schema.release
+                ),
+                "removed",
+            )
+        ]
+    if error.validator == "not":
+        return [SchemaProblem(pointer, _("two names of the same key are given"), "not")]
+    wanted = _wanted(error)
+    shown = json.dumps(error.instance, ensure_ascii=False)
+    if len(shown) > 60:
+        shown = shown[:57] + "..."
+    return [
+        SchemaProblem(
+            pointer,
+            _("{value} does not fit: expected {wanted}").format(value=shown, wanted=wanted),
+            str(error.validator),
+        )
+    ]
+
+
+def _wanted(error: Any) -> str:
+    keyword, value = error.validator, error.validator_value
+    if keyword == "type":
+        return " | ".join(value) if isinstance(value, list) else str(value)
+    if keyword == "enum":
+        return " | ".join(json.dumps(v) for v in value)
+    if keyword in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
+        sign = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}[keyword]
+        return f"{sign} {value}"
+    reference = str(error.schema.get("$ref", "")).rpartition("/")[2]
+    names = {"int": _("an integer"), "bool": _("true or false"), "float": _("a number"), "str": _("a string")}
+    if reference in names:
+        return names[reference]
+    parts = list(error.schema_path)
+    for name in names:
+        if name in parts:
+            return names[name]
+    if keyword == "anyOf":
+        options = []
+        for option in value:
+            if "enum" in option:
+                options += [json.dumps(v) for v in option["enum"] if v != "auto"]
+            elif "type" in option:
+                options.append(str(option["type"]))
+            elif "$ref" in option:
+                name = option["$ref"].rpartition("/")[2]
+                options.append(names.get(name, _("an object") if name[:1].isupper() else name))
+        return " | ".join(dict.fromkeys(options)) or _("another type")
+    return _("another value")

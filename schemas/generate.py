@@ -1,0 +1,423 @@
+#!/usr/bin/env python3
+"""Write ``schemas/deepspeed-<version>.json`` from a DeepSpeed release.
+
+    python schemas/generate.py installed            # the deepspeed of --python (default: this one)
+    python schemas/generate.py path/to/tree         # an unpacked tree, a sdist or a --target folder
+    python schemas/generate.py deepspeed==0.19.4    # downloaded by pip
+    python schemas/generate.py --check              # the written files still follow from keys.json
+
+A release is asked in a subprocess (``DS_ACCELERATOR=cpu``; it imports torch): pydantic models by
+introspection (fields, types, defaults, bounds, aliases, deprecations, validators), and which readers
+``DeepSpeedConfig`` calls for the blocks that are plain dictionary code. What such readers take is in
+``schemas/keys.json``, reviewed by hand, one entry a key with its range of releases and its text.
+
+The answer of the subprocess is kept in the schema under ``x-dstui.release``, so ``--check`` and a change
+of ``keys.json`` need no DeepSpeed. Texts and ranges stay in ``keys.json``, once for all releases.
+
+The schema never refuses what the release accepts when it parses a config; quoted numbers, old names and
+``"auto"`` (which DeepSpeed drops from its pydantic blocks) therefore pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+FORMAT = 1
+
+# -- asking a release ---------------------------------------------------------------------------
+
+PROBE = r"""
+import enum, hashlib, inspect, json, os, pathlib, sys, types, typing
+import annotated_types as at
+import deepspeed, pydantic, torch
+from deepspeed.runtime import config as C
+from deepspeed.runtime.config_utils import DeepSpeedConfigModel as Base
+
+def term(t):
+    o, a = typing.get_origin(t), typing.get_args(t)
+    if t in (int, bool, float, str, list, tuple, dict): return t.__name__
+    if t is object or t is typing.Any: return "any"
+    if t is typing.Dict: return "dict"
+    if t is pathlib.Path: return "path"
+    if t is torch.dtype: return "dtype"
+    if o is typing.Literal: return {"literal": list(a)}
+    if o in (typing.Union, types.UnionType):
+        rest = [x for x in a if x is not type(None)]
+        inner = term(rest[0]) if len(rest) == 1 else {"union": [term(x) for x in rest]}
+        return {"null": inner} if len(rest) < len(a) else inner
+    if o in (list, typing.List): return {"list": term(a[0])}
+    if o in (dict, typing.Dict): return "dict"
+    if isinstance(t, type) and issubclass(t, enum.Enum):
+        values = list(dict.fromkeys(m.value for m in t))
+        return {"enum": values}
+    if isinstance(t, type) and issubclass(t, pydantic.BaseModel):
+        model(t); return {"model": t.__name__}
+    raise SystemExit(f"type {t!r} is not known to the generator")
+
+def plain(v):
+    if isinstance(v, bool) or v is None: return v
+    if isinstance(v, enum.Enum): return v.value
+    if isinstance(v, int): return int(v)
+    if isinstance(v, (float, str)): return v
+    if isinstance(v, (list, tuple)): return [plain(x) for x in v]
+    if isinstance(v, dict): return {k: plain(x) for k, x in v.items()}
+    if isinstance(v, pydantic.BaseModel): return {k: plain(getattr(v, k)) for k in v.model_fields_set}
+    return str(v)
+
+def sha(f):
+    return hashlib.sha256(inspect.getsource(f).encode()).hexdigest()[:12]
+
+models = {}
+def model(cls):
+    if cls.__name__ in models: return
+    out = models[cls.__name__] = {"extra": cls.model_config.get("extra") or "ignore", "fields": {}}
+    if Base in cls.__mro__: out["drops_auto"] = True
+    for name, f in cls.model_fields.items():
+        d = out["fields"][name] = {"type": term(f.annotation)}
+        if f.alias and f.alias != name: d["alias"] = f.alias
+        d["default"] = plain(f.default_factory() if f.default_factory else f.default)
+        for m in f.metadata:
+            for cls2, key in ((at.Gt, "gt"), (at.Ge, "ge"), (at.Lt, "lt"), (at.Le, "le")):
+                if isinstance(m, cls2): d[key] = plain(getattr(m, key))
+        x = f.json_schema_extra or {}
+        if x.get("deprecated"):
+            d["deprecated"] = {k: x[k] for k in ("new_param", "set_new_param", "deprecated_msg") if k in x}
+            if "new_param_fn" in x:
+                d["deprecated"]["converts"] = [[v, plain(x["new_param_fn"](v))] for v in (True, False, None)]
+    dec = cls.__pydantic_decorators__
+    out["validators"] = [
+        {"name": n, "mode": v.info.mode, "sha": sha(v.func)} for n, v in dec.model_validators.items()
+    ] + [
+        {"name": n, "mode": v.info.mode, "fields": list(v.info.fields), "sha": sha(v.func)}
+        for n, v in dec.field_validators.items()
+    ]
+
+roots = {}
+def root(pointer, cls):
+    model(cls); roots[pointer] = cls.__name__
+
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+root("/zero_optimization", DeepSpeedZeroConfig)
+from deepspeed.comm.config import CommsLoggerConfig
+root("/comms_logger", CommsLoggerConfig)
+from deepspeed.monitor.config import DeepSpeedMonitorConfig
+for n, f in DeepSpeedMonitorConfig.model_fields.items():
+    if isinstance(f.annotation, type) and issubclass(f.annotation, pydantic.BaseModel): root("/" + n, f.annotation)
+root("/hybrid_engine", C.HybridEngineConfig)
+def made_by(pointer, reader, name):  # the model that a reader of runtime/config.py fills
+    found = reader in vars(C) and vars(C)[reader].__globals__.get(name)
+    if found: root(pointer, found)
+made_by("/fp16", "get_float16_config", "DeepSpeedFP16Config")
+made_by("/bf16", "get_bfloat16_config", "DeepSpeedBF16Config")
+made_by("/timers/throughput", "get_timers_config", "DeepSpeedThroughputTimerConfig")
+made_by("/tensor_parallel", "get_tensor_parallel_config", "TPTrainingConfig")
+if "CompileConfig" in vars(C): root("/compile", C.CompileConfig)
+if "WeightQuantConfig" in vars(C): root("/weight_quantization", C.WeightQuantConfig)
+
+readers = [n for n in C.DeepSpeedConfig._initialize_params.__code__.co_names
+           if n in vars(C) and callable(vars(C)[n])]
+functions = {n: sha(getattr(C.DeepSpeedConfig, n)) for n in (
+    "__init__", "_initialize_params", "_batch_assertion", "_set_batch_related_parameters", "_do_error_check",
+    "_do_warning_check")}
+functions.update({n: sha(vars(C)[n]) for n in readers})
+functions["DeepSpeedConfigModel"] = sha(Base)
+release = {
+    "version": deepspeed.__version__.split("+")[0],
+    "pydantic": int(pydantic.VERSION.split(".")[0]),
+    "models": models, "roots": roots, "readers": readers, "functions": functions,
+    "elasticity": "elasticity_enabled" in C.DeepSpeedConfig.__init__.__code__.co_names,
+    "removed": sorted(getattr(C, "_REMOVED_TOP_LEVEL_CONFIG_KEYS", {})),
+    "removed_zero": sorted(getattr(C, "_REMOVED_ZERO_CONFIG_KEYS", {})),
+    "optimizers": list(C.DEEPSPEED_OPTIMIZERS),
+}
+json.dump(release, open(sys.argv[1], "w"))
+"""
+
+
+def ask(python: str, tree: Path | None) -> dict[str, Any]:
+    """What the release in ``tree`` (None: the one installed for ``python``) says about itself."""
+    env = dict(os.environ, DS_ACCELERATOR="cpu", PYTHONWARNINGS="ignore")
+    if tree is not None:
+        env["PYTHONPATH"] = str(tree)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "release.json"
+        done = subprocess.run(
+            [python, "-c", PROBE, str(out)], env=env, cwd=folder, capture_output=True, text=True
+        )
+        if done.returncode:
+            sys.exit(f"the release could not be read:\n{done.stderr.strip()[-2000:] or done.stdout[-2000:]}")
+        answer: dict[str, Any] = json.loads(out.read_text())
+        return answer
+
+
+def find_tree(source: str, python: str, scratch: Path) -> Path | None:
+    """The folder to put on PYTHONPATH for ``source``; None = what is installed."""
+    if source == "installed":
+        return None
+    path = Path(source)
+    if "==" in source and not path.exists():
+        subprocess.run(
+            [
+                python,
+                "-m",
+                "pip",
+                "download",
+                "-q",
+                "--no-deps",
+                "--no-build-isolation",
+                "-d",
+                str(scratch),
+                source,
+            ],
+            env=dict(os.environ, DS_BUILD_OPS="0", DS_ACCELERATOR="cpu"),
+            check=True,
+        )
+        path = next(p for p in scratch.iterdir() if p.name.startswith("deepspeed"))
+    if path.is_file():
+        with tarfile.open(path) as tar:
+            tar.extractall(scratch / "tree", filter="data")
+        path = next((scratch / "tree").iterdir())
+    if not (path / "deepspeed" / "__init__.py").is_file():
+        sys.exit(f"{source}: no deepspeed package in it")
+    info = path / "deepspeed" / "git_version_info_installed.py"
+    if not info.exists() and (path / "version.txt").exists():  # an unpacked sdist: setup.py writes this
+        version = (path / "version.txt").read_text().strip()
+        info.write_text(
+            f"version='{version}'\ngit_hash='none'\ngit_branch='none'\ninstalled_ops={{}}\n"
+            "accelerator_name='cpu'\ntorch_info={'version': '0.0', 'bf16_support': False, 'cuda_version': '0.0', "
+            "'nccl_version': '0.0', 'hip_version': '0.0'}\n"
+        )
+    return path.resolve()
+
+
+# -- the schema ---------------------------------------------------------------------------------
+
+_ANY_CASE = lambda words: "|".join(
+    "".join(f"[{c}{c.upper()}]" if c.isalpha() else c for c in w) for w in words
+)  # noqa: E731
+_INT_TEXT = r"^\s*[+-]?[0-9][0-9_]*(\.0*)?\s*$|^auto$"
+BASIC: dict[str, Any] = {
+    "int": {"type": ["integer", "boolean", "string"], "pattern": _INT_TEXT},
+    "bool": {
+        "anyOf": [
+            {"type": "boolean"},
+            {"enum": [0, 1, "auto"]},
+            {
+                "type": "string",
+                "pattern": f"^({_ANY_CASE(['0', '1', 'off', 'on', 'f', 't', 'false', 'true', 'n', 'y', 'no', 'yes'])})$",
+            },
+        ]
+    },
+    "float": {
+        "type": ["number", "boolean", "string"],
+        "pattern": rf"^\s*[+-]?([0-9_]*\.?[0-9_]*([eE][+-]?[0-9_]+)?|{_ANY_CASE(['inf', 'infinity', 'nan'])})\s*$|^auto$",
+    },
+    "str": {"type": "string"},
+    "path": {"type": "string"},
+    "list": {"anyOf": [{"type": "array"}, {"const": "auto"}]},
+    "tuple": {"anyOf": [{"type": "array"}, {"const": "auto"}]},
+    "dict": {"anyOf": [{"type": "object"}, {"const": "auto"}]},
+    "any": {},
+    "dtype": {"const": "auto"},
+}
+"""What pydantic 2 takes for each type in its lax mode, ``"auto"`` included (dropped before it looks)."""
+_BOUND_WORDS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
+
+
+def in_range(version: str, first: str | None, last: str | None) -> bool:
+    v = _key(version)
+    return (first is None or _key(first) <= v) and (last is None or v <= _key(last))
+
+
+def _key(version: str) -> tuple[int, ...]:
+    return tuple(int(p) for p in version.lstrip("<=").split("."))
+
+
+def type_schema(term: Any) -> dict[str, Any]:
+    """JSON Schema of a pydantic type term of the probe."""
+    if isinstance(term, str):
+        return {"$ref": f"#/$defs/{term}"}
+    ((kind, inner),) = term.items()
+    if kind == "null":
+        return {"anyOf": [type_schema(inner), {"type": "null"}]}
+    if kind == "model":
+        return {"anyOf": [{"$ref": f"#/$defs/{inner}"}, {"const": "auto"}]}
+    if kind == "enum" and all(isinstance(v, int) for v in inner):
+        return {"anyOf": [{"enum": [*inner, True, False, "auto"]}, {"type": "string", "pattern": _INT_TEXT}]}
+    if kind in ("enum", "literal"):
+        return {"enum": [*inner, *(() if "auto" in inner else ("auto",))]}
+    if kind == "list":
+        item = (
+            {"enum": inner["literal"]}
+            if isinstance(inner, dict) and "literal" in inner
+            else type_schema(inner)
+        )
+        return {"anyOf": [{"type": "array", "items": item}, {"const": "auto"}]}
+    if kind == "union":
+        return {"anyOf": [type_schema(t) for t in inner]}
+    raise ValueError(kind)
+
+
+def field_schema(field: dict[str, Any]) -> dict[str, Any]:
+    out = type_schema(field["type"])
+    for word, name in _BOUND_WORDS.items():
+        if word in field:
+            out[name] = field[word]
+    out["default"] = field["default"]
+    if "deprecated" in field:
+        out["deprecated"] = True
+    return out
+
+
+def model_schema(name: str, model: dict[str, Any], loosen: dict[str, Any]) -> dict[str, Any]:
+    properties: dict[str, Any] = {}
+    one_of_two = []
+    for key, field in model["fields"].items():
+        node = field_schema(field)
+        if key in loosen.get("fields", {}):
+            node = {"anyOf": [{k: v for k, v in node.items() if k != "default"}, loosen["fields"][key]],
+                    "default": node["default"]}  # fmt: skip
+        alias = field.get("alias")
+        properties[alias or key] = node
+        if alias:
+            properties[key] = {
+                **{k: v for k, v in node.items() if k != "default"},
+                "x-dstui": {"name_of": alias},
+            }
+            one_of_two.append({"not": {"required": [alias, key]}})
+    out: dict[str, Any] = {"type": "object", "properties": properties}
+    if model["extra"] == "forbid":
+        out["additionalProperties"] = False
+        if model.get("drops_auto"):  # DeepSpeedConfigModel.__init__ has a parameter of this name
+            properties["strict"] = {"x-dstui": {"hidden": True}}
+    if one_of_two:
+        out["allOf"] = one_of_two
+    return out
+
+
+def build(release: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
+    """The schema of one release from the probe's answer and the reviewed keys."""
+    version = release["version"]
+    defs: dict[str, Any] = {k: v for k, v in BASIC.items()}
+    for name, model in release["models"].items():
+        defs[name] = model_schema(name, model, keys["loosen"].get(name, {}))
+    schema: dict[str, Any] = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"urn:dstui:deepspeed:{version}",
+        "title": f"DeepSpeed {version} configuration",
+        "type": "object",
+        "properties": {},
+    }
+    for pointer, name in release["roots"].items():
+        node = _at(schema, pointer)
+        node.update({"$ref": f"#/$defs/{name}"})
+    # a null bf16 is read as an absent one (runtime/precision_config.py get_bfloat16_config)
+    properties = schema["properties"]
+    for name, patch in keys["blocks"].items():
+        if "from" in patch and not in_range(version, patch["from"], patch.get("to")):
+            continue
+        if name in release["removed"]:
+            continue
+        node = _at(schema, "/" + name.replace(".", "/"))
+        reference = node.pop("$ref", None)
+        if patch.get("schema") is not None:
+            ref = {"$ref": reference} if reference else None
+            node.update(_fill(patch["schema"], ref))
+        elif reference:
+            node["$ref"] = reference
+    for path, entry in keys["keys"].items():
+        if entry.get("pydantic") and in_range(version, entry["pydantic"][0], entry["pydantic"][1]):
+            continue
+        if not in_range(version, entry["since"], entry.get("until")) or "defaults" not in entry:
+            continue
+        node = _at(schema, "/" + path.replace(".", "/"))
+        default = next((d[2] for d in entry["defaults"] if in_range(version, d[0], d[1])), None)
+        node["default"] = default
+        if entry.get("deprecated"):
+            node["deprecated"] = True
+    for name in release["removed"]:
+        properties[name] = False
+    zero = defs[release["roots"]["/zero_optimization"]]
+    for name in release["removed_zero"]:
+        zero["properties"][name] = False
+    schema["$defs"] = defs
+    schema["x-dstui"] = {"format": FORMAT, "release": release}
+    return schema
+
+
+def _fill(node: Any, ref: dict[str, Any] | None) -> Any:
+    """A copy of a reviewed block schema with the model's reference in the place of ``"MODEL"``."""
+    if node == "MODEL":
+        return ref
+    if isinstance(node, dict):
+        return {k: _fill(v, ref) for k, v in node.items()}
+    if isinstance(node, list):
+        return [_fill(v, ref) for v in node]
+    return node
+
+
+def _at(schema: dict[str, Any], pointer: str) -> dict[str, Any]:
+    """The property node at ``pointer``, made with its parents where missing."""
+    node = schema
+    for name in pointer.split("/")[1:]:
+        node = node.setdefault("properties", {}).setdefault(name, {})
+    return node
+
+
+def render(schema: dict[str, Any]) -> str:
+    """Compact JSON, one line a property and a definition, so that a difference can be read."""
+    rows = []
+    for key, value in schema.items():
+        if key in ("properties", "$defs"):
+            inner = ",\n".join(f"  {json.dumps(k)}: {_compact(v)}" for k, v in value.items())
+            rows.append(f" {json.dumps(key)}: {{\n{inner}\n }}")
+        else:
+            rows.append(f" {json.dumps(key)}: {_compact(value)}")
+    return "{\n" + ",\n".join(rows) + "\n}\n"
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write schemas/deepspeed-<version>.json.")
+    parser.add_argument("source", nargs="*", help="installed, a folder, a sdist or deepspeed==VERSION")
+    parser.add_argument("--python", default=sys.executable, help="interpreter that has torch and pydantic")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file is stale")
+    args = parser.parse_args()
+    keys = json.loads((HERE / "keys.json").read_text(encoding="utf-8"))
+    releases: list[dict[str, Any]] = []
+    for source in args.source:
+        with tempfile.TemporaryDirectory() as scratch:
+            releases.append(ask(args.python, find_tree(source, args.python, Path(scratch))))
+    if not args.source:
+        for path in sorted(HERE.glob("deepspeed-*.json")):
+            releases.append(json.loads(path.read_text(encoding="utf-8"))["x-dstui"]["release"])
+    stale = 0
+    for release in releases:
+        path = HERE / f"deepspeed-{release['version']}.json"
+        text = render(build(release, keys))
+        if args.check:
+            if not path.exists() or path.read_text(encoding="utf-8") != text:
+                print(f"{path.name} is stale: run python schemas/generate.py", file=sys.stderr)
+                stale += 1
+        elif not path.exists() or path.read_text(encoding="utf-8") != text:
+            temporary = path.with_suffix(".tmp")
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(path)
+            print(f"wrote {path.name} ({len(text)} bytes)")
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
