@@ -215,8 +215,6 @@ def _seq(s: State) -> tuple[Any, str]:
 
 
 def _method(s: State) -> tuple[Any, str]:
-    if s.base_kind == "preset" and s.preset_name.startswith("lora"):
-        return "lora", _("the preset is for it")
     if engines.argument(s.args, "use_peft", "lora_rank", "lora_r") is not None and s.get("engine") != "demo":
         return "lora", _("from the script's arguments")
     return "full", ""

@@ -224,17 +224,16 @@ def compose(
 
     ``trainer``: a Hugging Face Trainer fills ``auto``, so the values that it owns are written as ``auto``.
     ``resolve_autos``: write the typed value where ``base`` says ``auto`` (nobody else would fill it).
-    ``complete``: keys that ``base`` lacks are written too (a preset; an opened file only gets what was changed).
+    ``complete``: every field is written (a preset; an opened file only gets what was changed).
     ``largest_tensor``: elements of the largest parameter; NVMe buffers must hold it.
     """
     w = Editor(base)
     fresh = base is None
 
     def own(*fields: str, at: str = "") -> bool:
-        if fresh or any(touched(f) for f in fields):
+        # a preset is a start, not a text to keep: every field is written, at its value where nothing else was chosen
+        if fresh or complete or any(touched(f) for f in fields):
             return True
-        if at and not w.has(at):
-            return complete
         return bool(at) and resolve_autos and w.get(at) == AUTO
 
     def write(field: str, at: str, *, also: tuple[str, ...] = (), auto: bool = False) -> None:

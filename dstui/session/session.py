@@ -6,6 +6,7 @@ raises for what a person types: a wrong text stays on its field with the reason 
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -120,9 +121,10 @@ class Session:
         """Start from a preset. Values typed so far win over it."""
         self._report = None
         self._document = None
-        self._state.preset_name = preset.name
         self._state.preset_engine = preset.engine
+        self._state.preset_name = preset.title
         self._state.set_base(preset.config, "preset", None)
+        self._state.base_values.update({k: v for k, v in preset.fields.items() if k in BY_ID})
 
     def open_document(self, document: Document) -> None:
         """Start from a config file; what it states becomes the recommended value of each field."""
@@ -193,6 +195,17 @@ class Session:
         if self._report is None:
             self._report = self._make_report()
         return self._report
+
+    def fork(self) -> Session:
+        """An independent copy as it stands now, for ``report`` and ``diff`` in another thread."""
+        other = copy.copy(self)
+        other._state = self._state.fork()
+        other._errors = dict(self._errors)
+        return other
+
+    def adopt(self, report: Report) -> None:
+        """Take the report that a fork made. The caller knows that nothing was set since the fork."""
+        self._report = report
 
     def diff(self, path: str | os.PathLike[str] | None = None) -> str:
         """Unified difference between the file that is there (or was opened) and what will be written."""
@@ -297,10 +310,12 @@ class Session:
         text = s.typed.get("gpus")
         if not text:
             return
-        from dstui.facts import describe
+        from dstui.facts.describe import describe
 
         try:
-            s.described = describe(text, int(s.typed.get("nodes", 1)), s.typed.get("ram"))
+            ram = s.typed.get("ram")
+            nodes = int(s.typed.get("nodes", 1))
+            s.described = describe(text, nodes=nodes, ram=None if ram is None else str(ram))
         except DstuiError as e:
             self._errors["gpus"] = (str(text), e.message)
         else:
@@ -310,7 +325,7 @@ class Session:
 
     def _load_facts(self, path: str) -> None:
         s = self._state
-        from dstui.facts import load_facts
+        from dstui.facts.describe import load_facts
 
         try:
             s.from_file = load_facts(str(s.at_cwd(path)))

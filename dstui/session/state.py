@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from dstui.i18n import _
 from dstui.session import advice, compose, engines
 
 BATCH = ("micro_batch", "accumulation", "global_batch")
+STRATEGY = ("stage", "offload", "optimizer_device", "param_device", "nvme_path", "precision", "optimizer")
 DEMO = {"hidden": 256, "layers": 4, "vocab": 256, "heads": 4}
 """Defaults of ``dstui/examples/tiny_gpt.py``."""
 
@@ -62,6 +64,16 @@ class State:
         self._cache: dict[str, Any] = {}
         self._shapes: dict[str, ModelShape | DstuiError] = {}
 
+    def fork(self) -> State:
+        """A copy that no later change reaches (what is shared is never changed in place)."""
+        other = copy.copy(self)
+        other.typed = dict(self.typed)
+        other.accepted = set(self.accepted)
+        other.batch_order = list(self.batch_order)
+        other._cache = {}
+        other._shapes = dict(self._shapes)
+        return other
+
     # --- layers ---
 
     def changed(self) -> None:
@@ -86,10 +98,18 @@ class State:
         return value
 
     def _recommended(self, field: str) -> tuple[Any, str]:
-        if field in self.base_values and self._open(field, self.base_values[field]):
+        if field in self.stated and self._open(field, self.base_values[field]):
             source = _("from the preset") if self.base_kind == "preset" else _("as in your file")
             return self.base_values[field], source
         return advice.RECOMMEND[field](self)
+
+    @property
+    def stated(self) -> Mapping[str, Any]:
+        """What the opened file or preset says and what counts here: a preset is for real models, so its
+        batch, learning rate and buckets are not for the demo."""
+        if self.base_kind == "preset" and self.get("engine") == "demo":
+            return {k: v for k, v in self.base_values.items() if k in STRATEGY}
+        return self.base_values
 
     def _open(self, field: str, value: Any) -> bool:
         options = advice.OPTIONS.get(field)
@@ -116,8 +136,8 @@ class State:
     def _batch(self) -> tuple[int, int, int]:
         known = {f: self.typed[f] for f in self.batch_order[-2:] if f in self.typed}
         for f in ("micro_batch", "accumulation", "global_batch"):
-            if len(known) < 2 and f not in known and f in self.base_values:
-                known[f] = self.base_values[f]
+            if len(known) < 2 and f not in known and f in self.stated:
+                known[f] = self.stated[f]
         world = self.world
         total = known.get("global_batch")
         micro = known.get("micro_batch")
