@@ -33,6 +33,7 @@ def _c(key: str, name: str, mib: int, capability: tuple[int, int], *aliases: str
 CARDS: tuple[Card, ...] = (
     # Blackwell
     _c("B300", "NVIDIA B300 SXM6 AC", 275040, (10, 3), "B300-SXM"),
+    _c("GB200", "NVIDIA GB200", 189471, (10, 0)),
     _c("B200", "NVIDIA B200", 183359, (10, 0), "B200-SXM", "B200-180G", "B200-192G"),
     _c("RTX-PRO-6000", "NVIDIA RTX PRO 6000 Blackwell Server Edition", 97887, (12, 0), "PRO-6000"),
     _c("5090", "NVIDIA GeForce RTX 5090", 32607, (12, 0), "RTX-5090"),
@@ -54,7 +55,7 @@ CARDS: tuple[Card, ...] = (
     _c("4090", "NVIDIA GeForce RTX 4090", 24564, (8, 9), "RTX-4090"),
     _c("4080", "NVIDIA GeForce RTX 4080", 16376, (8, 9), "RTX-4080"),
     # Ampere
-    _c("A100-80G", "NVIDIA A100-SXM4-80GB", 81920, (8, 0), "A100", "A100-SXM4-80G", "A100-PCIE-80G"),
+    _c("A100-80G", "NVIDIA A100-SXM4-80GB", 81920, (8, 0), "A100-SXM4-80G", "A100-PCIE-80G"),
     _c("A100-40G", "NVIDIA A100-SXM4-40GB", 40960, (8, 0), "A100-SXM4-40G", "A100-PCIE-40G"),
     _c("A800", "NVIDIA A800-SXM4-80GB", 81920, (8, 0), "A800-80G"),
     _c("A30", "NVIDIA A30", 24576, (8, 0), "A30-24G"),
@@ -70,7 +71,7 @@ CARDS: tuple[Card, ...] = (
     _c("2080-TI", "NVIDIA GeForce RTX 2080 Ti", 11264, (7, 5), "RTX-2080-TI"),
     _c("TITAN-RTX", "NVIDIA TITAN RTX", 24576, (7, 5)),
     _c("V100-32G", "Tesla V100-SXM2-32GB", 32768, (7, 0), "V100-SXM2-32G"),
-    _c("V100-16G", "Tesla V100-SXM2-16GB", 16384, (7, 0), "V100", "V100-SXM2-16G"),
+    _c("V100-16G", "Tesla V100-SXM2-16GB", 16384, (7, 0), "V100-SXM2-16G"),
 )
 
 
@@ -98,7 +99,9 @@ def find_card(name: str) -> Card:
         return found
     import difflib
 
-    near = difflib.get_close_matches(_normal(name), list(table), 3, 0.5)
+    wanted = _normal(name)
+    longer = [n for n in table if wanted and n.startswith(wanted)]  # A100: sold with 40 and 80 GB
+    near = longer or difflib.get_close_matches(wanted, list(table), 3, 0.5)
     keys = list(dict.fromkeys(table[n].key for n in near))
     hint = (
         _("did you mean {names}?").format(names=", ".join(keys))

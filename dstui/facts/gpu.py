@@ -63,7 +63,6 @@ class NvmlSession:
         self._pcie = pcie
         self._nvml = nvml
         self._handles: list[tuple[int, str | None, Any]] = []
-        self._limits: dict[int, float | None] = {}
         self._open = False
 
     def __enter__(self) -> NvmlSession:
@@ -98,13 +97,13 @@ class NvmlSession:
             range(self._call("nvmlDeviceGetCount") or 0) if self._wanted is None else self._wanted
         )
         for position, device in enumerate(wanted):
-            by_uuid = isinstance(device, str)
-            handle = self._call(
-                "nvmlDeviceGetHandleByUUID" if by_uuid else "nvmlDeviceGetHandleByIndex", device
-            )
-            uuid = device if by_uuid else self._text(self._call("nvmlDeviceGetUUID", handle))
-            index = self._call("nvmlDeviceGetIndex", handle) if by_uuid else device
-            self._handles.append((index if isinstance(index, int) else position, uuid, handle))
+            if isinstance(device, str):
+                handle = self._call("nvmlDeviceGetHandleByUUID", device)
+                index = self._call("nvmlDeviceGetIndex", handle)
+                self._handles.append((position if index is None else index, device, handle))
+            else:
+                handle = self._call("nvmlDeviceGetHandleByIndex", device)
+                self._handles.append((device, self._text(self._call("nvmlDeviceGetUUID", handle)), handle))
         return True
 
     def close(self) -> None:
@@ -146,9 +145,7 @@ class NvmlSession:
         bits = self._call("nvmlDeviceGetCurrentClocksEventReasons", handle)
         if bits is None:
             bits = self._call("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
-        if index not in self._limits:
-            limit = self._call("nvmlDeviceGetEnforcedPowerLimit", handle)
-            self._limits[index] = None if limit is None else limit / 1000
+        limit = self._call("nvmlDeviceGetEnforcedPowerLimit", handle)
         tx = self._call("nvmlDeviceGetPcieThroughput", handle, 0) if self._pcie else None
         rx = self._call("nvmlDeviceGetPcieThroughput", handle, 1) if self._pcie else None
         return GpuSample(
@@ -159,7 +156,7 @@ class NvmlSession:
             memory_total=None if memory is None else int(memory.total),
             memory_used=None if memory is None else int(memory.used),
             power=None if power is None else power / 1000,
-            power_limit=self._limits[index],
+            power_limit=None if limit is None else limit / 1000,
             temperature=self._call("nvmlDeviceGetTemperature", handle, 0),
             sm_clock=self._call("nvmlDeviceGetClockInfo", handle, 1),
             memory_clock=self._call("nvmlDeviceGetClockInfo", handle, 2),

@@ -43,7 +43,8 @@ _ASK = (
     "sys.path[:] = [p for p in sys.path if p]\n"  # nothing of the working directory may be imported
     "import sysconfig\n"
     "print(repr({'version': '.'.join(map(str, sys.version_info[:3])), 'prefix': sys.prefix, 'path': sys.path,\n"
-    "  'include': sysconfig.get_paths().get('include'), 'executable': sys.executable}))\n"
+    "  'include': sysconfig.get_paths().get('include'), 'stdlib': sysconfig.get_paths().get('stdlib'),\n"
+    "  'venv': sys.prefix != getattr(sys, 'base_prefix', sys.prefix)}))\n"
 )
 _TAGS = {_p.replace("-", "_"): _p for _p in PACKAGES}
 
@@ -58,6 +59,7 @@ class _Found:
     version: str | None = None
     search: tuple[str, ...] = ()
     include: str | None = None
+    managed: bool = False
     problem: str | None = None
 
 
@@ -209,7 +211,9 @@ def _from_files(system: System, path: str, origin: str) -> _Found | None:
 
         search = tuple(p for p in sys.path if p)
         version = ".".join(map(str, sys.version_info[:3]))
-        return _Found(path, origin, sys.prefix, version, search, sysconfig.get_paths()["include"])
+        paths = sysconfig.get_paths()
+        managed = sys.prefix == sys.base_prefix and _managed(paths["stdlib"])
+        return _Found(path, origin, sys.prefix, version, search, paths["include"], managed)
     prefix = Path(path).parent.parent
     if not Path(path).exists():
         reason = _("{path} is gone or points nowhere").format(path=path)
@@ -291,9 +295,14 @@ def _from_answer(path: str, origin: str, child: Child, *, deadline: float) -> _F
             version=str(answer["version"]),
             search=tuple(str(p) for p in answer["path"]),
             include=answer["include"],
+            managed=not answer["venv"] and _managed(answer["stdlib"]),
         )
     except (ValueError, SyntaxError, IndexError, KeyError, TypeError):
         return _Found(path, origin, problem=_("its answer was not understood: is it a Python?"))
+
+
+def _managed(stdlib: str | None) -> bool:
+    return bool(stdlib) and Path(str(stdlib), "EXTERNALLY-MANAGED").exists()
 
 
 def _describe(found: _Found) -> Interpreter:
@@ -322,6 +331,8 @@ def _describe(found: _Found) -> Interpreter:
         torch_cuda=torch_cuda,
         prefix=found.prefix,
         headers=Path(found.include, "Python.h").exists() if found.include else None,
+        has_pip=any(Path(p, "pip").is_dir() for p in found.search) if found.search else None,
+        externally_managed=found.managed if found.search else None,
         launchers=tuple(name for name in LAUNCHERS if any((f / name).exists() for f in folders)),
         problem=problem,
     )

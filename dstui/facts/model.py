@@ -159,6 +159,8 @@ class Toolchain:
     libaio_header: bool | None = None
     python_headers: bool | None = None
     """``Python.h`` of the training interpreter exists."""
+    package_manager: str | None = None
+    """``apt-get dnf yum zypper pacman apk``: the one on PATH."""
     arch_list: str | None = None
     """``TORCH_CUDA_ARCH_LIST`` as set; ``None`` when unset."""
 
@@ -179,6 +181,9 @@ class Interpreter:
     prefix: str | None = None
     headers: bool | None = None
     """``Python.h`` exists where this interpreter's ``sysconfig`` says."""
+    has_pip: bool | None = None
+    externally_managed: bool | None = None
+    """The distribution forbids pip here (PEP 668): packages belong into a virtual environment."""
     launchers: tuple[str, ...] = ()
     """Of ``deepspeed torchrun accelerate llamafactory-cli swift``: those beside this interpreter."""
     problem: str | None = None

@@ -15,6 +15,8 @@ from dstui.facts.model import Interpreter, Toolchain
 from dstui.facts.system import Child, System
 from dstui.i18n import _
 
+PACKAGE_MANAGERS = ("apt-get", "dnf", "yum", "zypper", "pacman", "apk")
+
 
 def cuda_home(system: System) -> str | None:
     """``CUDA_HOME`` as torch finds it: the variable, ``CUDA_PATH``, two folders above nvcc, /usr/local/cuda."""
@@ -88,6 +90,7 @@ class ToolchainReader:
                 libaio=_found(system, _library_folders(system), "libaio.so"),
                 libaio_header=_found(system, _header_folders(system), "libaio.h"),
                 python_headers=headers,
+                package_manager=next((m for m in PACKAGE_MANAGERS if system.which(m)), None),
                 arch_list=system.environ.get("TORCH_CUDA_ARCH_LIST") or None,
             ),
             unknown,
