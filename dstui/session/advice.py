@@ -392,7 +392,7 @@ def _offload(s: State) -> tuple[Any, str]:
 def _offload_options(s: State) -> tuple[Option, ...]:
     stage = s.get("stage")
     no_optimizer = _("needs stage 1 or higher") if stage < 1 else ""
-    if not no_optimizer and s.get("optimizer") == "script" and s.is_typed("optimizer"):
+    if not no_optimizer and s.typed.get("optimizer") == "script":
         no_optimizer = _("an optimizer made by the script stays where the script puts it")
     no_param = _("needs stage 3") if stage < 3 else ""
 

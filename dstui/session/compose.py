@@ -217,6 +217,7 @@ def compose(
     world: int,
     resolve_autos: bool,
     complete: bool,
+    batch_misfit: bool = False,
     largest_tensor: int | None = None,
     torch_adam: bool = False,
 ) -> Editor:
@@ -225,6 +226,7 @@ def compose(
     ``trainer``: a Hugging Face Trainer fills ``auto``, so the values that it owns are written as ``auto``.
     ``resolve_autos``: write the typed value where ``base`` says ``auto`` (nobody else would fill it).
     ``complete``: every field is written (a preset; an opened file only gets what was changed).
+    ``batch_misfit``: the batch of ``base`` does not hold at this world size and is written anew.
     ``largest_tensor``: elements of the largest parameter; NVMe buffers must hold it.
     """
     w = Editor(base)
@@ -244,15 +246,15 @@ def compose(
     offload = get("offload")
     # batch: micro x accumulation is enough for DeepSpeed and stays right at any world size; a train_batch_size
     # that the file already has is kept in step
-    write("micro_batch", "/train_micro_batch_size_per_gpu", also=("accumulation", "global_batch"), auto=True)
-    write("accumulation", "/gradient_accumulation_steps", also=("micro_batch", "global_batch"), auto=True)
-    if trainer:
-        if own("micro_batch", "accumulation", "global_batch", at="/train_batch_size"):
-            w.put("/train_batch_size", AUTO)
-    elif w.has("/train_batch_size") and own(
-        "micro_batch", "accumulation", "global_batch", at="/train_batch_size"
-    ):
-        w.put("/train_batch_size", get("micro_batch") * get("accumulation") * world)
+    batch = {"micro_batch": "/train_micro_batch_size_per_gpu", "accumulation": "/gradient_accumulation_steps"}
+    total = "/train_batch_size"
+    if batch_misfit or any(own(*batch, "global_batch", at=p) for p in (*batch.values(), total)):
+        for field, pointer in batch.items():
+            w.put(pointer, AUTO if trainer else get(field))
+        if trainer:
+            w.put(total, AUTO)
+        elif w.has(total):
+            w.put(total, get("micro_batch") * get("accumulation") * world)
     write("gradient_clipping", "/gradient_clipping", auto=True)
 
     _precision(w, get("precision"), own, trainer, fresh, complete)

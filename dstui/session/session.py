@@ -124,7 +124,7 @@ class Session:
         self._state.preset_engine = preset.engine
         self._state.preset_name = preset.title
         self._state.set_base(preset.config, "preset", None)
-        self._state.base_values.update({k: v for k, v in preset.fields.items() if k in BY_ID})
+        self._state.base_values.update({k: v for k, v in preset.fields.items() if k in BY_ID and k != "engine"})
 
     def open_document(self, document: Document) -> None:
         """Start from a config file; what it states becomes the recommended value of each field."""
@@ -206,6 +206,10 @@ class Session:
     def adopt(self, report: Report) -> None:
         """Take the report that a fork made. The caller knows that nothing was set since the fork."""
         self._report = report
+
+    def target(self) -> Path:
+        """Where ``write`` puts the config."""
+        return self._target(None)
 
     def diff(self, path: str | os.PathLike[str] | None = None) -> str:
         """Unified difference between the file that is there (or was opened) and what will be written."""
@@ -410,6 +414,7 @@ class Session:
             world=s.world,
             resolve_autos=effective or not s.trainer,
             complete=s.base_kind == "preset",
+            batch_misfit=bool(s.batch_misfit),
             largest_tensor=tensor,
             torch_adam=not compiler,
         )
@@ -417,12 +422,17 @@ class Session:
     def _make_report(self) -> Report:
         s = self._state
         edited = self._compose(effective=False)
+        warnings: list[str] = []
         if self._document is not None:
             text = self._document.edited(edited.edits).text if edited.edits else self._document.text
+            if s.trainer and not _is_json(text):
+                text = json.dumps(edited.data, indent=2, ensure_ascii=False) + "\n"
+                warnings.append(_("the Trainer reads strict JSON: comments and trailing commas of the file go"))
         else:
             text = json.dumps(edited.data, indent=2, ensure_ascii=False) + "\n"
         micro, steps, _total = s.batch
-        warnings: list[str] = []
+        if s.batch_misfit:
+            warnings.append(_("{why}; it is written as {total}").format(why=s.batch_misfit, total=_total))
         estimate = self._estimate(self._compose(effective=True).data, warnings)
         check = self._check(text)
         findings = check.findings if check else ()
@@ -450,7 +460,7 @@ class Session:
             launch_blockers=tuple(self._launch_blockers()),
             engine=s.get("engine"),
             deepspeed=s.release,
-            changed=self._document is None or bool(edited.edits),
+            changed=self._document is None or text != self._document.text,
         )
 
     def _launch_blockers(self) -> Iterable[str]:
@@ -535,6 +545,14 @@ class Session:
                 )
             )
         return out
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _read(path: Path) -> str:

@@ -98,7 +98,7 @@ class State:
         return value
 
     def _recommended(self, field: str) -> tuple[Any, str]:
-        if field in self.stated and self._open(field, self.base_values[field]):
+        if field in self.base_values and field in self.stated and self._open(field, self.base_values[field]):
             source = _("from the preset") if self.base_kind == "preset" else _("as in your file")
             return self.base_values[field], source
         return advice.RECOMMEND[field](self)
@@ -138,6 +138,10 @@ class State:
         for f in ("micro_batch", "accumulation", "global_batch"):
             if len(known) < 2 and f not in known and f in self.stated:
                 known[f] = self.stated[f]
+        if self.base_kind == "file" and not self.trainer and known and not self.batch_order:
+            # as DeepSpeed completes it (runtime/config.py _set_batch_related_parameters @0.19.8)
+            if len(known) == 1 and "accumulation" not in known:
+                known["accumulation"] = 1
         world = self.world
         total = known.get("global_batch")
         micro = known.get("micro_batch")
@@ -155,6 +159,19 @@ class State:
                 steps = advice.RECOMMEND["accumulation"](self)[0]
         assert micro is not None and steps is not None
         return micro, steps, micro * steps * world
+
+    @property
+    def batch_misfit(self) -> str:
+        """Why the opened file's batch cannot hold with this number of ranks (DeepSpeed would refuse it)."""
+        if self.base_kind != "file" or self.trainer:
+            return ""
+        total = self.base_values.get("global_batch")
+        micro, steps, product = self.batch
+        if total is None or self.batch_order or total == product:
+            return ""
+        return _("train_batch_size {total} of the file is not {micro} x {steps} x {world} ranks").format(
+            total=total, micro=micro, steps=steps, world=self.world
+        )
 
     @property
     def batch_problem(self) -> str:
