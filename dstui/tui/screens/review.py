@@ -1,0 +1,220 @@
+"""The last step's lower part: what will be written, what will be run, and doing both."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dstui import paths
+from dstui.errors import DstuiError
+from dstui.i18n import _
+from dstui.session.model import Report
+from dstui.tui.screens.ask import Ask
+from dstui.tui.terminal import Glyphs
+from dstui.tui.text import SEVERITY_ROLE, Line, clip, clip_middle, line, width, wrapped
+from dstui.tui.widgets import panel
+
+if TYPE_CHECKING:
+    from dstui.facts.model import Facts
+    from dstui.session import Session
+    from dstui.session.model import Written
+    from dstui.tui.screens.wizard import WizardScreen
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the review shows beside the report, computed off the event loop."""
+
+    target: str
+    exists: bool
+    diff: str
+    command: str
+    """The command line of the run; ``""`` when it cannot be made."""
+    env: tuple[str, ...]
+    refused: tuple[str, ...]
+    """Why the command cannot be made, with what to do."""
+
+
+def _prepare(session: Session, facts: Facts | None) -> Prepared:
+    target = session.target()
+    command = ""
+    env: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+    try:
+        spec = session.run_spec()
+        if facts is not None:
+            from dstui.runs.command import build
+
+            folder = paths.runs_dir() / "RUN"
+            built = build(spec, facts, folder)
+            command = shlex.join(built.argv).replace(str(folder), "RUN")
+            env = tuple(f"{k}={v}".replace(str(folder), "RUN") for k, v in built.env.items() if k != "PATH")
+    except DstuiError as e:
+        refused = (e.message, *([e.hint] if e.hint else []))
+    return Prepared(str(target), target.exists(), session.diff(), command, env, refused)
+
+
+class Review:
+    """Belongs to one wizard screen; holds what was computed and whether a run is being started."""
+
+    def __init__(self) -> None:
+        self._prepared: Prepared | None = None
+        self._preparing = False
+        self._starting = False
+        self._generation = 0
+
+    def forget(self) -> None:
+        """A value changed: what was prepared is stale."""
+        self._prepared = None
+        self._generation += 1
+
+    def prepare(self, screen: WizardScreen) -> None:
+        """Compute difference and command in the background, once for each report."""
+        if self._prepared is not None or self._preparing:
+            return
+        self._preparing = True
+        generation = self._generation
+        copy = screen.session.fork()
+        facts = screen.dstui.facts
+
+        def done(prepared: Prepared) -> None:
+            self._preparing = False
+            if generation != self._generation:
+                self.prepare(screen)
+                return
+            self._prepared = prepared
+            screen.draw_review()
+
+        def failed(error: BaseException) -> None:
+            self._preparing = False
+            screen.dstui.fail(error)
+
+        screen.dstui.jobs.run("review", lambda: _prepare(copy, facts), done, failed)
+
+    # ---- doing
+
+    def write(self, screen: WizardScreen) -> None:
+        """Write the config; a file that is there and differs is asked about first."""
+        p, report = self._prepared, screen.report
+        if p is None or report is None:
+            screen.say(_("still computing; press w again"), "warn")
+            return
+        if report.blockers:
+            screen.say(_("not written: {why}").format(why=report.blockers[0]), "bad")
+            return
+        if p.exists and not p.diff:
+            screen.say(_("{path} already says this; nothing to write").format(path=p.target), "good")
+            return
+        if not p.exists:
+            self._write(screen)
+            return
+        added = sum(row.startswith("+") and not row.startswith("+++") for row in p.diff.splitlines())
+        removed = sum(row.startswith("-") and not row.startswith("---") for row in p.diff.splitlines())
+        question = Ask(
+            _("Replace {path}? {added} lines come, {removed} go.").format(
+                path=p.target, added=added, removed=removed
+            ),
+            [("w", _("write; the old file is kept as a backup"))],
+        )
+        screen.app.push_screen(question, lambda answer: self._write(screen) if answer == "w" else None)
+
+    def _write(self, screen: WizardScreen) -> None:
+        session = screen.session
+
+        def done(written: Written) -> None:
+            self.forget()
+            self.prepare(screen)
+            text = _("written: {path}").format(path=written.path)
+            if written.backup is not None:
+                text += "; " + _("the old file is {path}").format(path=written.backup)
+            screen.say(text, "good")
+
+        screen.dstui.jobs.run("write", session.fork().write, done, lambda error: _failed(screen, error))
+
+    def launch(self, screen: WizardScreen) -> None:
+        """Start the run in the background and open the monitor on it."""
+        report = screen.report
+        if self._starting:
+            return
+        if report is None or not screen.fresh:
+            screen.say(_("still computing; press Enter again"), "warn")
+            return
+        stops = (*report.blockers, *report.launch_blockers)
+        facts = screen.dstui.facts
+        if stops or facts is None:
+            screen.say(_("not started: {why}").format(why=stops[0] if stops else _("no facts yet")), "bad")
+            return
+        self._starting = True
+        screen.say(_("starting the run ..."))
+        session = screen.session
+        copy = session.fork()
+
+        def work() -> str:
+            from dstui.runs.start import start
+
+            return start(copy.run_spec(), facts).id
+
+        def done(run_id: str) -> None:
+            self._starting = False
+            session.remember()
+            screen.say("")
+            screen.dstui.open_run(run_id)
+
+        def failed(error: BaseException) -> None:
+            self._starting = False
+            _failed(screen, error)
+
+        screen.dstui.jobs.run("launch", work, done, failed)
+
+    # ---- drawing
+
+    def rows(self, report: Report, cells: int, g: Glyphs) -> list[Line]:
+        """What happens on ``w`` and on Enter, most important first."""
+        rows: list[Line] = []
+        for text in (*report.blockers, *report.launch_blockers):
+            rows += _marked("!", "bad", text, cells, g)
+        for text in report.warnings:
+            rows += _marked("W", "warn", text, cells, g)
+        serious = [f for f in report.findings if f.severity.letter != "I"]
+        for f in sorted(serious, key=lambda f: f.severity.rank)[:3]:
+            rows += _marked(
+                f.severity.letter, SEVERITY_ROLE[f.severity.letter], f"{f.code} {f.message}", cells, g
+            )
+        p = self._prepared
+        if p is None:
+            rows.append(line((_("computing ..."), "dim")))
+            return rows
+        if p.refused and not (report.blockers or report.launch_blockers):
+            rows += _marked("!", "bad", g.dot.join(f"{r} " for r in p.refused).strip(), cells, g)
+        if rows:
+            rows.append(())
+        if p.command:
+            rows.append(_rule(_("Enter starts"), cells, g))
+            rows += wrapped(p.command, cells, cut=g.cut, limit=6)
+            rows.append(line((clip(" ".join(p.env), cells, g.cut), "dim")))
+            rows.append(())
+        state = _("new") if not p.exists else _("changed") if p.diff else _("unchanged")
+        rows.append(_rule(_("w writes {path} ({state})").format(path=p.target, state=state), cells, g))
+        if p.exists and p.diff:
+            rows += panel.diff_lines(p.diff, cells, g)
+        else:
+            rows += panel.json_lines(report.config_text, cells, g)
+        return rows
+
+
+def _rule(title: str, cells: int, g: Glyphs) -> Line:
+    title = clip_middle(title, cells - 2, g.cut)
+    return line((title + " ", "title"), (g.hline * max(0, cells - width(title) - 1), "dim"))
+
+
+def _marked(mark: str, role: str, text: str, cells: int, g: Glyphs) -> list[Line]:
+    first, *rest = wrapped(text, cells - 2, cut=g.cut)
+    return [line((mark + " ", role), *first), *(line("  ", *r) for r in rest)]
+
+
+def _failed(screen: WizardScreen, error: BaseException) -> None:
+    if isinstance(error, DstuiError):
+        screen.say(error.message + (f". {error.hint}" if error.hint else ""), "bad")
+    else:
+        screen.dstui.fail(error)
