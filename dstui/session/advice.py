@@ -126,9 +126,8 @@ def _python_options(s: State) -> tuple[Option, ...]:
 def _engine(s: State) -> tuple[Any, str]:
     script = s.typed.get("script")
     if script:
-        found = engines.guess(s.at_cwd(script))
-        if found:
-            return found[0], _("the script has `{evidence}`").format(evidence=found[1])
+        if s.guess:
+            return s.guess
         return "plain", _("nothing in the script names another")
     if s.base_kind == "preset" and s.preset_engine in ("hf", "llamafactory"):
         return s.preset_engine, _("the preset is for it")

@@ -148,10 +148,10 @@ def read(data: Mapping[str, Any]) -> dict[str, Any]:
     elif isinstance(zero, Mapping):
         if zero.get("stage", 0) in (0, 1, 2, 3) and not isinstance(zero.get("stage"), bool):
             out["stage"] = int(zero.get("stage", 0))
-        optimizer = _device(zero.get("offload_optimizer"))
+        opt_device = _device(zero.get("offload_optimizer"))
         param = _device(zero.get("offload_param"))
         if zero.get("cpu_offload") is True:
-            optimizer = "cpu"
+            opt_device = "cpu"
         if zero.get("cpu_offload_param") is True:
             param = "cpu"
         out["offload"] = {
@@ -159,9 +159,9 @@ def read(data: Mapping[str, Any]) -> dict[str, Any]:
             (True, False): "optimizer",
             (False, True): "param",
             (True, True): "both",
-        }[optimizer != "none", param != "none"]
-        if optimizer != "none":
-            out["optimizer_device"] = optimizer
+        }[opt_device != "none", param != "none"]
+        if opt_device != "none":
+            out["optimizer_device"] = opt_device
             take("pin_optimizer", OO + "/pin_memory", bool, bool)
         if param != "none":
             out["param_device"] = param
@@ -184,11 +184,11 @@ def read(data: Mapping[str, Any]) -> dict[str, Any]:
         out["precision"] = "fp16"
     elif AUTO not in (e.get("/bf16/enabled"), e.get("/fp16/enabled")):
         out["precision"] = "fp32"
-    block = data.get("optimizer")
-    if block is None:
+    optimizer = data.get("optimizer")
+    if optimizer is None:
         out["optimizer"] = "script"
-    elif isinstance(block, Mapping) and isinstance(block.get("type"), str):
-        out["optimizer"] = block["type"]
+    elif isinstance(optimizer, Mapping) and isinstance(optimizer.get("type"), str):
+        out["optimizer"] = optimizer["type"]
         take("lr", "/optimizer/params/lr", number, float)
         take("weight_decay", "/optimizer/params/weight_decay", number, float)
     take("gradient_clipping", "/gradient_clipping", number, float)

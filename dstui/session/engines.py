@@ -1,38 +1,29 @@
-"""Which engine a script belongs to, read from its text: nothing is imported or run."""
+"""Which engine a script belongs to, and what its arguments say. Nothing is imported or run."""
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-_LIMIT = 1 << 20
-"""Bytes read: imports and the parser stand near the top."""
+from dstui.i18n import _
 
 
 def guess(script: Path) -> tuple[str, str] | None:
-    """(engine, the evidence) for a readable script, None when nothing tells.
+    """(engine of the wizard, why) for a readable script, None when nothing in it tells."""
+    from dstui.runs.command import guess_engine
+    from dstui.runs.script import look
 
-    ``llamafactory`` by a YAML with its keys, ``hf`` by the Trainer, ``plain`` by ``deepspeed.initialize``.
-    """
-    try:
-        with script.open("rb") as f:
-            text = f.read(_LIMIT).decode("utf-8", "replace")
-    except OSError:
+    found = look(script)
+    if found.problem:
         return None
-    if script.suffix in (".yaml", ".yml"):
-        found = re.search(r"^(model_name_or_path|finetuning_type|stage|deepspeed)\s*:", text, re.M)
-        return ("llamafactory", found.group(0)) if found else None
-    found = re.search(r"\bdeepspeed\.initialize\s*\(|\bdeepspeed\.add_config_arguments\b", text)
-    if found:
-        return "plain", found.group(0).strip("( ")
-    found = re.search(r"\b(?:HfArgumentParser|(?:Seq2Seq)?TrainingArguments|SFTConfig|DPOConfig)\b", text)
-    if found:
-        return "hf", found.group(0)
-    found = re.search(r"\b(?:SFT|DPO|Seq2Seq)?Trainer\s*\(", text)
-    if found and "transformers" in text:
-        return "hf", found.group(0).strip("( ")
+    engine = guess_engine(found)
+    if engine == "llamafactory":
+        return engine, _("a YAML file")
+    if engine == "hf":
+        return engine, _("the script uses the Trainer of transformers")
+    if found.adds_deepspeed_arguments or found.imports_deepspeed or found.config_flag:
+        return "plain", _("the script uses DeepSpeed itself")
     return None
 
 

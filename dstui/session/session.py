@@ -124,7 +124,9 @@ class Session:
         self._state.preset_engine = preset.engine
         self._state.preset_name = preset.title
         self._state.set_base(preset.config, "preset", None)
-        self._state.base_values.update({k: v for k, v in preset.fields.items() if k in BY_ID and k != "engine"})
+        self._state.base_values.update(
+            {k: v for k, v in preset.fields.items() if k in BY_ID and k != "engine"}
+        )
 
     def open_document(self, document: Document) -> None:
         """Start from a config file; what it states becomes the recommended value of each field."""
@@ -207,15 +209,10 @@ class Session:
         """Take the report that a fork made. The caller knows that nothing was set since the fork."""
         self._report = report
 
-    def target(self) -> Path:
-        """Where ``write`` puts the config."""
-        return self._target(None)
-
     def diff(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Unified difference between the file that is there (or was opened) and what will be written."""
-        target = self._target(path)
-        old = self._document.text if self._document and self._document.path == str(target) else _read(target)
-        return difference(old, self.report().config_text, target.name)
+        """Unified difference between the file that is there and what will be written."""
+        target = self.target(path)
+        return difference(_read(target), self.report().config_text, target.name)
 
     def write(self, path: str | os.PathLike[str] | None = None) -> Written:
         """Write the config atomically, keeping what was there as a backup. Raises DstuiError."""
@@ -224,7 +221,7 @@ class Session:
             raise DstuiError(
                 _("not written: {why}").format(why=report.blockers[0]), _("change it, then write again")
             )
-        target = self._target(path)
+        target = self.target(path)
         return Written(target, save(target, report.config_text), report)
 
     def run_spec(self) -> RunSpec:
@@ -257,7 +254,7 @@ class Session:
             env=env,
             name=s.get("name") or None,
             config_text=report.config_text,
-            config_source=str(self._target(None)),
+            config_source=str(self.target()),
             prediction=None if report.estimate is None else report.estimate.to_json(),
             instrument=bool(s.get("instrument")),
         )
@@ -396,7 +393,8 @@ class Session:
         check = _CHECKS.get(spec.id)
         return check(s) if check else ""
 
-    def _target(self, path: str | os.PathLike[str] | None) -> Path:
+    def target(self, path: str | os.PathLike[str] | None = None) -> Path:
+        """Where ``write`` puts the config."""
         return self._state.at_cwd(str(path if path is not None else self._state.get("output")))
 
     def _compose(self, *, effective: bool) -> compose.Editor:
@@ -427,7 +425,9 @@ class Session:
             text = self._document.edited(edited.edits).text if edited.edits else self._document.text
             if s.trainer and not _is_json(text):
                 text = json.dumps(edited.data, indent=2, ensure_ascii=False) + "\n"
-                warnings.append(_("the Trainer reads strict JSON: comments and trailing commas of the file go"))
+                warnings.append(
+                    _("the Trainer reads strict JSON: comments and trailing commas of the file go")
+                )
         else:
             text = json.dumps(edited.data, indent=2, ensure_ascii=False) + "\n"
         micro, steps, _total = s.batch

@@ -47,7 +47,7 @@ class State:
     """Values in three layers: typed by the person, stated by the opened file or preset, recommended."""
 
     def __init__(self, facts: Facts | None, cwd: Path) -> None:
-        self.cwd = cwd
+        self.cwd: Path = cwd
         self.detected = facts
         self.described: Facts | None = None
         self.from_file: Facts | None = None
@@ -63,6 +63,7 @@ class State:
         self.preset_engine: str | None = None
         self._cache: dict[str, Any] = {}
         self._shapes: dict[str, ModelShape | DstuiError] = {}
+        self._guesses: dict[tuple[str, int], tuple[str, str] | None] = {}
 
     def fork(self) -> State:
         """A copy that no later change reaches (what is shared is never changed in place)."""
@@ -72,6 +73,7 @@ class State:
         other.batch_order = list(self.batch_order)
         other._cache = {}
         other._shapes = dict(self._shapes)
+        other._guesses = dict(self._guesses)
         return other
 
     # --- layers ---
@@ -138,10 +140,10 @@ class State:
         for f in ("micro_batch", "accumulation", "global_batch"):
             if len(known) < 2 and f not in known and f in self.stated:
                 known[f] = self.stated[f]
-        if self.base_kind == "file" and not self.trainer and known and not self.batch_order:
+        from_file = self.base_kind == "file" and not self.trainer and not self.batch_order
+        if from_file and len(known) == 1 and "accumulation" not in known:
             # as DeepSpeed completes it (runtime/config.py _set_batch_related_parameters @0.19.8)
-            if len(known) == 1 and "accumulation" not in known:
-                known["accumulation"] = 1
+            known["accumulation"] = 1
         world = self.world
         total = known.get("global_batch")
         micro = known.get("micro_batch")
@@ -262,6 +264,21 @@ class State:
     def at_cwd(self, path: str) -> Path:
         p = Path(path).expanduser()
         return p if p.is_absolute() else Path(self.get("cwd")) / p
+
+    @property
+    def guess(self) -> tuple[str, str] | None:
+        """(engine, evidence) by the typed script's text; read again only when the file changes."""
+        script = self.typed.get("script")
+        if not script:
+            return None
+        path = self.at_cwd(script)
+        try:
+            key = (str(path), path.stat().st_mtime_ns)
+        except OSError:
+            return None
+        if key not in self._guesses:
+            self._guesses[key] = engines.guess(path)
+        return self._guesses[key]
 
     @property
     def demo_script(self) -> Path:
