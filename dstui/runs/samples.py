@@ -24,17 +24,37 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dstui.runs import processes
-from dstui.runs.processes import Process, Stat
+from dstui.runs.processes import Process
 from dstui.runs.store import write_json
 
 SCHEMA_VERSION = 1
-GPU_COLUMNS = ("index", "utilisation", "memory_used", "memory_total", "memory_run", "power", "temperature")
+GPU_COLUMNS = (
+    "index",
+    "utilisation",
+    "memory_used",
+    "memory_total",
+    "power",
+    "power_limit",
+    "temperature",
+    "throttle",
+)
 HOST_COLUMNS = ("used", "capacity", "cgroup", "cpu", "shm")
 RANK_COLUMNS = ("rank", "pid", "rss", "cpu")
-_SIZES = {
-    "memory_used", "memory_total", "memory_run", "used", "capacity", "cgroup", "rss", "shm",
-    "index", "rank", "pid",
-}  # fmt: skip
+_LARGEST = frozenset(
+    {
+        "memory_used",
+        "memory_total",
+        "used",
+        "capacity",
+        "cgroup",
+        "rss",
+        "shm",
+        "index",
+        "rank",
+        "pid",
+        "power_limit",
+    }
+)
 TIERS: tuple[tuple[str, int, int], ...] = (
     ("1s", 1, 1800),
     ("10s", 10, 2160),
@@ -42,8 +62,8 @@ TIERS: tuple[tuple[str, int, int], ...] = (
     ("600s", 600, 8640),
 )
 """Name, seconds, records a file: half an hour, 6 hours, 2 days, 60 days; at most 2 x 15480 records in all."""
-RESCAN = 5.0
-"""Seconds between two walks over the process tree."""
+HIGH_WATER_EVERY = 5.0
+"""Seconds between two looks at VmHWM, a file that costs the kernel more than ``statm``."""
 GPU_STALE = 5.0
 """An NVML answer older than this (a driver that hangs) is not shown as the present."""
 COMPILERS = frozenset({"ninja", "nvcc", "cicc", "ptxas", "cc1plus", "cc1", "hipcc"})
@@ -51,15 +71,16 @@ COMPILERS = frozenset({"ninja", "nvcc", "cicc", "ptxas", "cc1plus", "cc1", "hipc
 
 @dataclass(frozen=True)
 class GpuUse:
-    """``memory_run``: what this run's processes hold there; None when NVML does not show pids of this namespace."""
+    """One card, whoever uses it. ``throttle``: what holds its clocks down (``sw-thermal,power-cap``), ``""`` = nothing."""
 
     index: int
     utilisation: float | None = None
     memory_used: int | None = None
     memory_total: int | None = None
-    memory_run: int | None = None
     power: float | None = None
+    power_limit: float | None = None
     temperature: float | None = None
+    throttle: str | None = None
 
 
 @dataclass(frozen=True)
@@ -126,53 +147,40 @@ def _row(item: Any, columns: Sequence[str]) -> list[Any]:
 
 
 class GpuSource(Protocol):
-    """Where GPU figures come from. ``sample(pids)`` may raise anything and may take its time."""
+    """Where GPU figures come from; may raise anything and may take its time."""
 
-    def sample(self, pids: frozenset[int]) -> Sequence[GpuUse]: ...
+    def sample(self) -> Sequence[GpuUse]: ...
 
     def close(self) -> None: ...
 
 
 class NvmlSource:
-    """The run's GPUs through NVML, kept open. ``indices``: physical (NVML) numbers; None = all."""
+    """``dstui.facts.gpu.NvmlSession`` as a GpuSource. ``devices``: UUIDs or physical indices; None = all."""
 
-    def __init__(self, indices: Iterable[int] | None = None) -> None:
-        import pynvml
+    def __init__(self, devices: Sequence[str | int] | None = None) -> None:
+        from dstui.facts.gpu import NvmlSession
 
-        self._nvml = pynvml
-        pynvml.nvmlInit()
-        wanted = range(pynvml.nvmlDeviceGetCount()) if indices is None else indices
-        self._handles = {i: pynvml.nvmlDeviceGetHandleByIndex(i) for i in wanted}
+        self._session = NvmlSession(devices)
+        if not self._session.open():
+            raise OSError(self._session.problem)
 
-    def _ask(self, name: str, *args: Any) -> Any:
-        try:
-            return getattr(self._nvml, name)(*args)
-        except self._nvml.NVMLError:
-            return None
-
-    def sample(self, pids: frozenset[int]) -> list[GpuUse]:
-        found = []
-        for index, handle in self._handles.items():
-            memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
-            rates = self._ask("nvmlDeviceGetUtilizationRates", handle)
-            power = self._ask("nvmlDeviceGetPowerUsage", handle)
-            held = self._ask("nvmlDeviceGetComputeRunningProcesses", handle)
-            ours = [p for p in held or () if int(p.pid) in pids]
-            found.append(
-                GpuUse(
-                    index=index,
-                    utilisation=None if rates is None else rates.gpu / 100,
-                    memory_used=None if memory is None else int(memory.used),
-                    memory_total=None if memory is None else int(memory.total),
-                    memory_run=sum(int(p.usedGpuMemory or 0) for p in ours) if ours else None,
-                    power=None if power is None else power / 1000,
-                    temperature=self._ask("nvmlDeviceGetTemperature", handle, 0),
-                )
+    def sample(self) -> list[GpuUse]:
+        return [
+            GpuUse(
+                index=g.index,
+                utilisation=g.utilisation,
+                memory_used=g.memory_used,
+                memory_total=g.memory_total,
+                power=g.power,
+                power_limit=g.power_limit,
+                temperature=g.temperature,
+                throttle=None if g.throttle is None else ",".join(g.throttle),
             )
-        return found
+            for g in self._session.sample()
+        ]
 
     def close(self) -> None:
-        self._ask("nvmlShutdown")
+        self._session.close()
 
 
 class _GpuThread:
@@ -183,7 +191,6 @@ class _GpuThread:
         self._interval = interval
         self._stop = threading.Event()
         self._latest: tuple[float, tuple[GpuUse, ...]] = (0.0, ())
-        self.pids: frozenset[int] = frozenset()
         self.problem: str | None = None
         threading.Thread(target=self._loop, name="dstui-gpu", daemon=True).start()
 
@@ -193,7 +200,7 @@ class _GpuThread:
             wait = self._interval
             try:
                 source = source or self._make()
-                self._latest = (time.monotonic(), tuple(source.sample(self.pids)))
+                self._latest = (time.monotonic(), tuple(source.sample()))
                 self.problem = None
             except Exception as e:  # no driver, a lost GPU, a restarted driver: try again, slowly
                 self.problem = f"{type(e).__name__}: {e}"
@@ -228,39 +235,43 @@ def rank_of(environment: Mapping[str, str]) -> int | None:
         return None
 
 
-class ProcessTree:
+class Members:
     """The run's processes with their ranks. Environments are read once a process."""
 
-    def __init__(self, roots: Callable[[], Iterable[int]]) -> None:
-        self._roots = roots
-        self._ranks: dict[Process, int | None] = {}
-        self.members: tuple[_Member, ...] = ()
+    def __init__(self) -> None:
+        self._known: dict[Process, int | None] = {}
+        self._pids: frozenset[int] = frozenset()
+        self.all: tuple[_Member, ...] = ()
 
-    def rescan(self) -> None:
-        stats = processes.all_stats()
-        found: dict[int, Process] = {}
-        for root in self._roots():
-            own = stats.get(root)
-            if own is not None and own.state not in "ZX":
-                found[root] = Process(root, own.start)
-            for p in processes.descendants(root, stats):
-                found[p.pid] = p
-        ranks = {}
-        for p in found.values():
-            ranks[p] = self._ranks[p] if p in self._ranks else rank_of(processes.environment(p.pid))
-        self._ranks = ranks
-        self.members = tuple(self._member(p, found, stats) for p in found.values())
-
-    def _member(self, p: Process, found: Mapping[int, Process], stats: Mapping[int, Stat]) -> _Member:
-        rank = self._ranks[p]
-        parent = found.get(stats[p.pid].parent)
+    def update(self, pids: Iterable[int]) -> bool:
+        """Whether the set of processes changed."""
+        wanted = frozenset(pids)
+        if wanted == self._pids:
+            return False
+        self._pids = wanted
+        stats = {pid: s for pid in wanted if (s := processes.stat(pid)) is not None and s.state not in "ZX"}
+        known: dict[Process, int | None] = {}
+        ranks: dict[int, int | None] = {}
+        for pid, s in stats.items():
+            p = Process(pid, s.start)
+            ranks[pid] = self._known[p] if p in self._known else rank_of(processes.environment(pid))
+            known[p] = ranks[pid]
+        self._known = known
         # A data loader inherits its rank's environment: the rank itself is the topmost that carries it.
-        main = rank is not None and (parent is None or self._ranks[parent] != rank)
-        return _Member(p, stats[p.pid].name, rank, main)
+        self.all = tuple(
+            _Member(
+                Process(pid, s.start),
+                s.name,
+                ranks[pid],
+                ranks[pid] is not None and ranks.get(s.parent) != ranks[pid],
+            )
+            for pid, s in stats.items()
+        )
+        return True
 
     @property
     def build(self) -> str | None:
-        for m in self.members:
+        for m in self.all:
             if m.name in COMPILERS:
                 try:
                     folder = Path(f"/proc/{m.process.pid}/cwd").readlink().name
@@ -433,7 +444,9 @@ def merge(samples: Sequence[Sample]) -> Sample:
         known = [v for v in (getattr(r, name) for r in rows) if v is not None]
         if not known:
             return None
-        return max(known) if name in _SIZES else sum(known) / len(known)
+        if isinstance(known[0], str):
+            return max(known, key=len)
+        return max(known) if name in _LARGEST else sum(known) / len(known)
 
     def group(rows: Iterable[Any], key: str, columns: Sequence[str], kind: Any) -> tuple[Any, ...]:
         by: dict[Any, list[Any]] = {}
@@ -455,22 +468,20 @@ class Peaks:
     """The highest values of a run; ``ranks`` from the kernel's own high-water mark, so no spike is missed."""
 
     gpu_used: dict[int, int] = field(default_factory=dict)
-    gpu_run: dict[int, int] = field(default_factory=dict)
     rank_rss: dict[int, int] = field(default_factory=dict)
     host_used: int | None = None
     cgroup: int | None = None
 
     def add(self, sample: Sample) -> bool:
         """Whether anything grew."""
-        before = (dict(self.gpu_used), dict(self.gpu_run), dict(self.rank_rss), self.host_used, self.cgroup)
+        before = (dict(self.gpu_used), dict(self.rank_rss), self.host_used, self.cgroup)
         for g in sample.gpus:
             _raise(self.gpu_used, g.index, g.memory_used)
-            _raise(self.gpu_run, g.index, g.memory_run)
         for r in sample.ranks:
             _raise(self.rank_rss, r.rank, r.rss)
         self.host_used = _higher(self.host_used, sample.host.used)
         self.cgroup = _higher(self.cgroup, sample.host.cgroup)
-        return before != (self.gpu_used, self.gpu_run, self.rank_rss, self.host_used, self.cgroup)
+        return before != (self.gpu_used, self.rank_rss, self.host_used, self.cgroup)
 
     @property
     def rss_total(self) -> int | None:
@@ -481,7 +492,6 @@ class Peaks:
         return {
             "schema_version": SCHEMA_VERSION,
             "gpu_used": {str(k): v for k, v in sorted(self.gpu_used.items())},
-            "gpu_run": {str(k): v for k, v in sorted(self.gpu_run.items())},
             "rank_rss": {str(k): v for k, v in sorted(self.rank_rss.items())},
             "rss_total": self.rss_total,
             "host_used": self.host_used,
@@ -496,13 +506,7 @@ class Peaks:
 
         if not isinstance(data, dict):
             return cls()
-        return cls(
-            gpu_used=numbers("gpu_used"),
-            gpu_run=numbers("gpu_run"),
-            rank_rss=numbers("rank_rss"),
-            host_used=data.get("host_used"),
-            cgroup=data.get("cgroup"),
-        )
+        return cls(numbers("gpu_used"), numbers("rank_rss"), data.get("host_used"), data.get("cgroup"))
 
 
 def _raise(table: dict[int, int], key: int, value: int | None) -> None:
@@ -523,60 +527,41 @@ def read_peaks(folder: Path) -> Peaks | None:
 
 
 class Sampler:
-    """Samples a run into ``folder`` (``<run>/samples``) in a thread, or by ``tick()`` from the caller's own loop.
+    """Writes one sample of a run into ``folder`` (``<run>/samples``) at each ``sample(pids)``.
 
-    ``roots`` gives the pids whose trees are the run (the launcher, and ranks that lost their parents). ``gpus``
-    are the physical indices in use (None = all, ``()`` = none). Nothing here raises: a driver error, a full
-    disk or a vanished process leaves a gap and ``problem`` says why.
+    ``pids``: every living process of the run. ``devices``: UUIDs or physical indices of its GPUs (None = all,
+    ``()`` = none). Nothing here raises or waits for the driver: an NVML error, a full disk or a vanished process
+    leaves a gap, and ``problem`` says why.
     """
 
     def __init__(
         self,
         folder: Path,
-        roots: Callable[[], Iterable[int]],
         *,
-        gpus: Sequence[int] | None = None,
+        devices: Sequence[str | int] | None = None,
         source: Callable[[], GpuSource] | None = None,
         interval: float = 1.0,
     ) -> None:
         self.folder = folder
-        self.interval = interval
         self.problem: str | None = None
         self.peaks = read_peaks(folder) or Peaks()
-        self._tree = ProcessTree(roots)
+        self._members = Members()
         self._host = HostReader()
         self._tiers = tuple(_Tier(folder, *tier) for tier in TIERS)
-        self._scanned = 0.0
+        self._high_read = 0.0
         self._ticks: dict[int, tuple[float, int]] = {}
         self._peaks_changed = False
         self._peaks_written = 0.0
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-        make = source or (lambda: NvmlSource(gpus))
-        self._gpus = None if gpus is not None and not gpus else _GpuThread(make, interval)
+        make = source or (lambda: NvmlSource(devices))
+        self._gpus = None if devices is not None and not devices else _GpuThread(make, interval)
 
-    def start(self) -> None:
-        self._thread = threading.Thread(target=self._loop, name="dstui-samples", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the thread and write what is pending; returns within 2 s whatever the disk does."""
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join(2.0)
+    def close(self) -> None:
+        """Write what is pending."""
         if self._gpus is not None:
             self._gpus.stop()
-        if self._thread is None or not self._thread.is_alive():
-            for tier in self._tiers:
-                self._guard(tier.flush)
-            self._guard(lambda: self._write_peaks(True))
-
-    def _loop(self) -> None:
-        following = time.monotonic()
-        while not self._stop.is_set():
-            self.tick()
-            following = max(following + self.interval, time.monotonic())
-            self._stop.wait(following - time.monotonic())
+        for tier in self._tiers:
+            self._guard(tier.flush)
+        self._guard(lambda: self._write_peaks(True))
 
     def _guard(self, work: Callable[[], Any]) -> None:
         try:
@@ -584,25 +569,26 @@ class Sampler:
         except Exception as e:  # the run must never suffer from being watched
             self.problem = f"{type(e).__name__}: {e}"
 
-    def tick(self) -> Sample:
-        """Take one sample, write it, return it."""
+    def sample(self, pids: Iterable[int]) -> None:
+        """Take one sample and write it."""
         now = time.monotonic()
-        self.problem = None
-        gone = any(m.main and _rss(m.process.pid) in (None, 0) for m in self._tree.members)
-        wait = RESCAN if any(m.main for m in self._tree.members) and self._tree.build is None else 1.0
-        if gone or now - self._scanned >= wait:
-            self._scanned = now
-            self._guard(self._tree.rescan)
-            self._guard(self._read_high_water)
-        sample = self._sample(now)
-        self._peaks_changed |= self.peaks.add(sample)
+        self.problem = None if self._gpus is None else self._gpus.problem
+        changed = False
+        try:
+            changed = self._members.update(pids)
+        except OSError as e:
+            self.problem = str(e)
+        if changed or now - self._high_read >= HIGH_WATER_EVERY:
+            self._high_read = now
+            self._read_high_water()
+        taken = self._take(now)
+        self._peaks_changed |= self.peaks.add(taken)
         for tier in self._tiers:
-            self._guard(lambda tier=tier: tier.add(sample))  # type: ignore[misc]
+            self._guard(lambda tier=tier: tier.add(taken))  # type: ignore[misc]
         self._guard(lambda: self._write_peaks(False))
-        return sample
 
     def _read_high_water(self) -> None:
-        for m in self._tree.members:
+        for m in self._members.all:
             if m.main and m.rank is not None:
                 high = _high_water(m.process.pid)
                 if high is not None and high > self.peaks.rank_rss.get(m.rank, 0):
@@ -615,12 +601,12 @@ class Sampler:
             write_json(self.folder / "peaks.json", self.peaks.to_json())
             self._peaks_changed = False
 
-    def _sample(self, now: float) -> Sample:
+    def _take(self, now: float) -> Sample:
         rss: dict[int, int] = {}
         cpu: dict[int, float] = {}
         main: dict[int, int] = {}
         ticks: dict[int, tuple[float, int]] = {}
-        for m in self._tree.members:
+        for m in self._members.all:
             if m.rank is None:
                 continue
             pid = m.process.pid
@@ -638,14 +624,13 @@ class Sampler:
         self._ticks = ticks
         gpus: tuple[GpuUse, ...] = ()
         if self._gpus is not None:
-            self._gpus.pids = frozenset(m.process.pid for m in self._tree.members)
             gpus = self._gpus.latest()
         return Sample(
             t=time.time(),
             gpus=gpus,
             host=self._host.read(),
             ranks=tuple(RankUse(r, pid, rss.get(r), cpu.get(r)) for r, pid in sorted(main.items())),
-            build=self._tree.build,
+            build=self._members.build,
         )
 
 
