@@ -26,7 +26,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -177,6 +177,9 @@ class RunDir:
         """How the run ended; None while it runs (or when its supervisor died before it could write)."""
         return _read_json(self.exit_path)
 
+    def has_ended(self) -> bool:
+        return self.exit is not None
+
     @property
     def heartbeat(self) -> dict[str, Any] | None:
         return _read_json(self.heartbeat_path)
@@ -226,12 +229,20 @@ def new_id() -> str:
     return head + time.strftime("-%m%d-%H%M")
 
 
+Fill = Callable[["RunDir"], "tuple[Mapping[str, Any], Mapping[str, str]]"]
+"""Given the run at its final path (which does not exist yet): its manifest and its files, name -> text."""
+
+
 def create(
-    manifest: Mapping[str, Any], config_text: str | None = None, *, root: Path | None = None
+    manifest: Mapping[str, Any] | None = None,
+    config_text: str | None = None,
+    *,
+    root: Path | None = None,
+    fill: Fill | None = None,
 ) -> RunDir:
     """A new run directory, complete before it appears under its name (mode 0700).
 
-    ``manifest`` gets ``schema_version``, ``id`` and ``created_at``. Raises DstuiError when the state
+    The manifest gets ``schema_version``, ``id`` and ``created_at``. Raises DstuiError when the state
     home cannot be written.
     """
     home = paths.runs_dir() if root is None else root
@@ -242,6 +253,13 @@ def create(
             target = home / run_id
             if not target.exists():
                 break
+        head = {"schema_version": SCHEMA_VERSION, "id": run_id, "created_at": time.time()}
+        whole, files = {**head, **(manifest or {})}, {}
+        if fill is not None:
+            more, texts = fill(RunDir(target))
+            whole, files = {**whole, **more}, dict(texts)
+        if config_text is not None:
+            files["config.json"] = config_text
         temporary = home / f".new-{run_id}"
         temporary.mkdir(mode=0o700)
         try:
@@ -249,9 +267,8 @@ def create(
                 (temporary / name).mkdir(mode=0o700)
             for name in ("out.log", "events.jsonl"):
                 os.close(os.open(temporary / name, os.O_WRONLY | os.O_CREAT, 0o600))
-            if config_text is not None:
-                write_text(temporary / "config.json", config_text)
-            whole = {"schema_version": SCHEMA_VERSION, "id": run_id, "created_at": time.time(), **manifest}
+            for name, text in files.items():
+                write_text(temporary / name, text)
             write_json(temporary / "manifest.json", whole)
             temporary.rename(target)
         except BaseException:

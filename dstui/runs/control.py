@@ -1,0 +1,156 @@
+"""Ask a run to stop, from any terminal on any host; end what a dead supervisor left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from dstui.errors import DstuiError
+from dstui.i18n import _
+from dstui.runs import store
+from dstui.runs.processes import Process, alive, here, marked, send
+from dstui.runs.store import RunDir
+
+STOP_SECONDS = 60.0
+"""How long ``stop`` waits: the ladder INT 20 s, TERM 15 s, KILL ends well before."""
+_POLL = 0.1
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """``ended``: the run is over (False: asked, not over yet). ``state`` as in the store. ``killed``: pids that
+    were ended by us because no supervisor was left to do it."""
+
+    ended: bool
+    state: str
+    already: bool = False
+    killed: tuple[int, ...] = ()
+
+
+def stop(run: RunDir, now: bool = False, timeout: float | None = STOP_SECONDS) -> Stopped:
+    """End ``run`` and all its ranks; waits up to ``timeout`` seconds (None: until it is over, 0: only ask).
+
+    ``now`` skips the polite part (TERM, 3 s, KILL). A supervisor on this host is woken by a signal after
+    its pid *and* start time were compared; one on another host finds the request within a second. A
+    ``lost`` run on this host: the processes that carry its id are ended from here. Raises DstuiError
+    when the run is lost on another host, or the request cannot be written.
+    """
+    if run.has_ended():
+        return Stopped(True, store.state(run), already=True)
+    look = store.liveness(run)
+    if look.supervisor is False:
+        if run.has_ended():
+            return Stopped(True, store.state(run), already=True)
+        if not look.here:
+            raise DstuiError(
+                _("run {id} is lost: its supervisor on {host} is gone").format(
+                    id=run.id, host=run.place().host
+                ),
+                _("stop it there: dstui stop {id}").format(id=run.id),
+            )
+        killed = end_orphans(run, now=now)
+        return Stopped(True, "lost", already=not killed, killed=tuple(p.pid for p in killed))
+    _ask(run, now)
+    if look.here:
+        supervisor = run.process("supervisor")
+        if supervisor is not None:
+            with contextlib.suppress(OSError):
+                send(supervisor, signal.SIGUSR1)
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while deadline is None or time.monotonic() < deadline:
+        if run.has_ended():
+            return Stopped(True, store.state(run))
+        if look.here and store.liveness(run).supervisor is False:
+            if run.has_ended():
+                return Stopped(True, store.state(run))
+            killed = end_orphans(run, now=now)
+            return Stopped(True, "lost", killed=tuple(p.pid for p in killed))
+        time.sleep(_POLL)
+    return Stopped(False, store.state(run))
+
+
+def _ask(run: RunDir, now: bool) -> None:
+    request: dict[str, Any] = {
+        "schema_version": 1,
+        "request": "stop",
+        "now": now,
+        "t": time.time(),
+        "by": {"user": _user(), "host": here().host, "pid": os.getpid()},
+    }
+    name = f"stop-{time.time_ns()}-{os.getpid()}"
+    temporary = run.requests_dir / f".{name}.tmp"
+    try:
+        temporary.write_text(json.dumps(request) + "\n", encoding="utf-8")
+        temporary.rename(run.requests_dir / f"{name}.json")
+    except OSError as e:
+        raise DstuiError(
+            _("cannot write the request to {path}: {cause}").format(
+                path=run.requests_dir, cause=e.strerror or e
+            ),
+            _("only the run's owner can stop it, and the disk must not be full"),
+        ) from e
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def orphans(run: RunDir) -> list[Process]:
+    """Living processes of a run whose supervisor is dead: they carry its id in their environment.
+
+    The last heartbeat's identities are added, for processes whose environment cannot be read.
+    """
+    found = dict.fromkeys(marked(run.id))
+    beat = run.heartbeat or {}
+    for entry in beat.get("processes", ()):
+        if isinstance(entry, list) and len(entry) == 2:
+            process = Process(int(entry[0]), int(entry[1]))
+            if alive(process):
+                found[process] = None
+    return list(found)
+
+
+def end_orphans(run: RunDir, now: bool = False) -> list[Process]:
+    """INT, TERM, KILL (``now``: TERM, KILL) to every orphan of ``run``; returns those that were there."""
+    seen: dict[Process, None] = {}
+    ladder = [(signal.SIGTERM, 3.0), (signal.SIGKILL, 10.0)]
+    if not now:
+        ladder = [(signal.SIGINT, 20.0), (signal.SIGTERM, 15.0), (signal.SIGKILL, 10.0)]
+    for number, seconds in ladder:
+        told: set[Process] = set()
+        deadline = time.monotonic() + seconds
+        while True:
+            living = orphans(run)
+            if not living:
+                _note(run, seen)
+                return list(seen)
+            for process in living:
+                seen[process] = None
+                if process not in told:
+                    told.add(process)
+                    with contextlib.suppress(OSError):
+                        send(process, number)
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_POLL)
+    raise DstuiError(
+        _("processes of run {id} do not end: {pids}").format(
+            id=run.id, pids=", ".join(str(p.pid) for p in orphans(run))
+        ),
+        _("they may wait for a device or a file system; look at them with ps"),
+    )
+
+
+def _note(run: RunDir, killed: dict[Process, None]) -> None:
+    if killed:
+        with contextlib.suppress(OSError):
+            run.append_event("orphans_ended", pids=[p.pid for p in killed])

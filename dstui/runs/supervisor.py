@@ -1,0 +1,779 @@
+"""The process that owns a run: starts the launcher, watches every rank, obeys stop requests, tells how it ended.
+
+``python -m dstui.runs.supervisor RUNDIR ACK_FD`` with the job as JSON on stdin (``dstui.runs.start``). It
+leaves the caller's session at once (setsid, second fork, stdio closed, SIGHUP ignored), so nothing that
+happens to a terminal reaches it. What DeepSpeed's launcher would hide is seen here directly:
+
+- Exit codes of single ranks. ``deepspeed`` reports 247 for a rank that the kernel killed, 0 when its own
+  ``launch`` was killed, and leaves ranks behind when only its runner gets SIGTERM (launcher/runner.py and
+  launch.py, 0.9.5-0.19.8). Each descendant is watched through a pidfd, and its wait status is read from
+  ``/proc/PID/stat`` while it is a zombie; orphans become our children (child subreaper) and are reaped here.
+- A killed supervisor writes nothing. Readers then say ``lost``; an exit code is never guessed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import json
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dstui.runs import store
+from dstui.runs.processes import (
+    RUN_ID_VARIABLE,
+    Process,
+    all_stats,
+    descendants,
+    environment,
+    identify,
+    send,
+    signal_name,
+    still_alive,
+)
+from dstui.runs.samples import Sampler
+from dstui.runs.store import RunDir
+
+TICK = 1.0
+STOPPING_TICK = 0.1
+SCAN_EVERY = 5.0
+"""Seconds between two looks at the process table; every second in the first two minutes."""
+EARLY = 120.0
+INTERRUPT_SECONDS = 20.0
+TERMINATE_SECONDS = 15.0
+NOW_SECONDS = 3.0
+LEFTOVER_SECONDS = 10.0
+LOW_DISK = 64 << 20
+RESERVE = 16 << 10
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_FALLOC_FL_PUNCH_HOLE, _FALLOC_FL_KEEP_SIZE = 2, 1  # linux/falloc.h
+_LOG_HEAD = 4 << 20
+
+
+@dataclass
+class Watched:
+    """One process of the run."""
+
+    process: Process
+    parent: int
+    name: str
+    fd: int | None
+    rank: int | None = None
+    looks: int = 0
+    """How often its environment was read without finding a rank (it may not have called exec yet)."""
+    code: int | None = None
+    """As ``subprocess`` tells it: exit code, or minus the signal; None while it runs or when unseen."""
+    ended_at: float | None = None
+
+
+@dataclass
+class Stop:
+    """A stop in progress. ``stage``: INT, TERM, KILL."""
+
+    by: dict[str, Any]
+    now: bool
+    asked_at: float
+    stage: str = ""
+    stage_since: float = 0.0
+    signalled: set[Process] = field(default_factory=set)
+
+
+class Cgroup:
+    """The kernel's count of OOM kills in the run's cgroup, and on the whole machine."""
+
+    def __init__(self) -> None:
+        self._files = list(self._candidates())
+        self.start = self.read()
+
+    @staticmethod
+    def _candidates() -> Iterator[tuple[str, Path]]:
+        with contextlib.suppress(OSError):
+            for line in Path("/proc/self/cgroup").read_text().splitlines():
+                number, controllers, path = line.split(":", 2)
+                if number == "0":
+                    yield "cgroup", Path("/sys/fs/cgroup" + path) / "memory.events"
+                elif "memory" in controllers.split(","):
+                    yield "cgroup", Path("/sys/fs/cgroup/memory" + path) / "memory.oom_control"
+        # In a container the path above is often the host's; the mount root is then our own cgroup.
+        yield "cgroup", Path("/sys/fs/cgroup/memory.events")
+        yield "cgroup", Path("/sys/fs/cgroup/memory/memory.oom_control")
+        yield "system", Path("/proc/vmstat")
+
+    def read(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for where, path in self._files:
+            if where in found:
+                continue
+            with contextlib.suppress(OSError, ValueError):
+                for line in path.read_text().splitlines():
+                    key, _, value = line.partition(" ")
+                    if key == "oom_kill":
+                        found[where] = int(value)
+        return found
+
+    def difference(self) -> dict[str, int | None]:
+        """Kills since the start: ``cgroup`` (own), ``system``; None where the kernel does not count."""
+        now = self.read()
+        return {
+            where: now[where] - self.start[where] if where in now and where in self.start else None
+            for where in ("cgroup", "system")
+        }
+
+
+class LogKeeper:
+    """Keeps ``out.log`` bounded and findable while others write to it. Never touches their descriptor."""
+
+    def __init__(self, run: RunDir, limit: int) -> None:
+        self.run = run
+        self.limit = max(limit, 4 * _LOG_HEAD)
+        self.fd = os.open(run.out_log, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        self.identity = self._identity(os.fstat(self.fd))
+        self.copied: int | None = None
+        """Bytes of the deleted file that are in the new one; None while nobody deleted it."""
+        self.punched = _LOG_HEAD
+        self.can_punch = True
+
+    @staticmethod
+    def _identity(s: os.stat_result) -> tuple[int, int]:
+        return s.st_dev, s.st_ino
+
+    def tick(self) -> dict[str, Any] | None:
+        """Look after the file; an event to record when something happened to it."""
+        event = self._recover()
+        size = os.fstat(self.fd).st_size
+        if self.copied is not None:
+            self._copy(size)
+        if size - self.punched > self.limit - _LOG_HEAD:
+            dropped = self._drop_middle(size, keep=self.limit // 2)
+            if dropped and event is None:
+                event = {"event": "log_trimmed", "dropped_until": self.punched}
+        return event
+
+    def free_space(self) -> dict[str, Any] | None:
+        """The disk is nearly full: give the middle of the log back."""
+        size = os.fstat(self.fd).st_size
+        if size - self.punched > 4 * _LOG_HEAD and self._drop_middle(size, keep=_LOG_HEAD):
+            return {"event": "log_trimmed", "dropped_until": self.punched}
+        return None
+
+    def _drop_middle(self, size: int, keep: int) -> bool:
+        if not self.can_punch:
+            return False
+        end = (size - keep) // 4096 * 4096
+        if end <= self.punched:
+            return False
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+        mode = _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE
+        if libc.fallocate(self.fd, mode, self.punched, end - self.punched) != 0:
+            self.can_punch = False  # some network file systems; then the log is only watched
+            return False
+        self.punched = end
+        return True
+
+    def _recover(self) -> dict[str, Any] | None:
+        """Somebody deleted or replaced out.log: make it again and go on copying from the old descriptor."""
+        try:
+            there = self._identity(self.run.out_log.stat())
+        except FileNotFoundError:
+            there = None
+        except OSError:
+            return None
+        if there == self.identity or (self.copied is not None and there is not None):
+            return None
+        if not self.run.path.is_dir():
+            return None
+        size = os.fstat(self.fd).st_size
+        self.copied = max(0, size - _LOG_HEAD)
+        note = (
+            f"[dstui] out.log was removed while the run wrote to it; its first {self.copied} bytes are lost\n"
+        )
+        with contextlib.suppress(OSError):
+            store.write_text(self.run.out_log, note)
+        return {"event": "log_gap", "lost": self.copied}
+
+    def _copy(self, size: int) -> None:
+        assert self.copied is not None
+        try:
+            with self.run.out_log.open("ab") as new:
+                while self.copied < size:
+                    part = os.pread(self.fd, min(1 << 20, size - self.copied), self.copied)
+                    if not part:
+                        break
+                    new.write(part)
+                    self.copied += len(part)
+        except OSError:
+            return  # disk full or folder gone: tried again at the next tick
+
+
+class Supervisor:
+    def __init__(self, run: RunDir, job: dict[str, Any], ack_fd: int) -> None:
+        self.run = run
+        self.job = job
+        self.ack_fd: int | None = ack_fd
+        self.manifest = run.manifest
+        self.started_at = time.time()
+        self.watched: dict[int, Watched] = {}
+        self.launcher: Watched | None = None
+        self.launcher_code: int | None = None
+        self.stop: Stop | None = None
+        self.log = LogKeeper(run, int(self.manifest.get("log_limit") or 1 << 30))
+        self.cgroup = Cgroup()
+        self.selector = selectors.DefaultSelector()
+        self.sampling: threading.Thread | None = None
+        self.ending = threading.Event()
+        self.next_scan = 0.0
+        self.next_beat = 0.0
+        self.begun = time.monotonic()
+        self.disk_low = False
+        self.leftovers: list[dict[str, Any]] = []
+        self.asked_to_quit: int | None = None
+
+    # -- start ---------------------------------------------------------------------------------------
+
+    def acknowledge(self, **answer: Any) -> None:
+        if self.ack_fd is None:
+            return
+        with contextlib.suppress(OSError):
+            os.write(self.ack_fd, json.dumps(answer).encode())
+        with contextlib.suppress(OSError):
+            os.close(self.ack_fd)
+        self.ack_fd = None
+
+    def signals(self) -> None:
+        """Handlers, not SIG_IGN, where the ranks must get the default back: exec resets handlers only."""
+        read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        self.selector.register(read_end, selectors.EVENT_READ, None)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited by launcher and ranks on purpose
+        for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
+            signal.signal(number, lambda *_: None)
+        signal.signal(signal.SIGTERM, self._on_term)
+
+    def _on_term(self, number: int, _frame: Any) -> None:
+        self.asked_to_quit = number
+
+    def reserve(self) -> None:
+        """Blocks for exit.json, so that a full disk cannot take the last word."""
+        with contextlib.suppress(OSError):
+            (self.run.path / ".exit.reserve").write_bytes(b" " * RESERVE)
+
+    def launch(self) -> bool:
+        """Start the launcher in a session of its own; False (and exit.json) when it cannot be started."""
+        env = {**os.environ, **self.job["env"], RUN_ID_VARIABLE: self.run.id}
+        umask = int(self.job.get("umask", 0o022))
+        try:
+            child = subprocess.Popen(
+                self.job["argv"],
+                cwd=self.job["cwd"],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=self.log.fd,
+                stderr=self.log.fd,
+                start_new_session=True,
+                preexec_fn=lambda: os.umask(umask) and None,  # Popen(umask=) does the same but wants >= 0
+            )
+        except (OSError, subprocess.SubprocessError) as e:
+            reason = f"cannot start {self.job['argv'][0]}: {getattr(e, 'strerror', None) or e}"
+            self.finish_without_launch(reason)
+            self.acknowledge(error=reason)
+            return False
+        child.returncode = 0  # reaped here, by waitpid(-1); Popen must not wait for it
+        process = identify(child.pid) or Process(child.pid, -1)
+        self.launcher = self.watch(process, os.getpid(), "launcher")
+        if self.manifest.get("launcher_kind") == "python":
+            self.set_rank(self.launcher, 0)
+        own = identify(os.getpid())
+        assert own is not None
+        self.manifest["supervisor"] = {"pid": own.pid, "start_time": own.start}
+        self.manifest["launcher"] = {"pid": process.pid, "start_time": process.start}
+        self.manifest["started_at"] = self.started_at
+        store.write_json(self.run.manifest_path, self.manifest)
+        self.event("launched", pid=process.pid)
+        self.beat(time.monotonic())
+        self.acknowledge(ok=True, pid=own.pid)
+        return True
+
+    def finish_without_launch(self, reason: str) -> None:
+        now = time.time()
+        self.event("exit", outcome="failed", reason=reason)
+        self.write_exit(
+            {
+                "schema_version": store.SCHEMA_VERSION,
+                "outcome": "failed",
+                "code": None,
+                "signal": None,
+                "reason": reason,
+                "ranks": [],
+                "started_at": self.started_at,
+                "ended_at": now,
+                "stopped_by": None,
+                "cause": None,
+            }
+        )
+
+    # -- records -------------------------------------------------------------------------------------
+
+    def event(self, name: str, **fields: Any) -> None:
+        with contextlib.suppress(OSError):
+            self.run.append_event(name, **fields)
+
+    def beat(self, now: float) -> None:
+        self.next_beat = now + store.HEARTBEAT_INTERVAL
+        living = [w for w in self.watched.values() if w.ended_at is None]
+        data = {
+            "t": round(time.time(), 3),
+            "state": "stopping" if self.stop else "running",
+            "processes": [[w.process.pid, w.process.start] for w in living],
+            "ranks": {str(w.rank): w.process.pid for w in living if w.rank is not None},
+        }
+        path = self.run.heartbeat_path
+        temporary = path.with_name(".heartbeat.tmp")
+        with contextlib.suppress(OSError):
+            temporary.write_text(json.dumps(data))
+            temporary.replace(path)
+
+    def write_exit(self, data: dict[str, Any]) -> None:
+        """Complete or not at all; into the reserved blocks, so a full disk does not matter."""
+        text = (json.dumps(data, ensure_ascii=False, indent=1) + "\n").encode()
+        reserve = self.run.path / ".exit.reserve"
+        while self.run.path.is_dir():
+            try:
+                fd = os.open(reserve, os.O_RDWR | os.O_CREAT, 0o600)
+                try:
+                    os.pwrite(fd, text, 0)
+                    os.ftruncate(fd, len(text))
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+                reserve.replace(self.run.exit_path)
+                return
+            except OSError as e:
+                print(f"exit.json: {e}; trying again", file=sys.stderr)
+                time.sleep(5)
+
+    # -- processes -----------------------------------------------------------------------------------
+
+    def watch(self, process: Process, parent: int, name: str) -> Watched:
+        fd = None
+        with contextlib.suppress(OSError, AttributeError):
+            fd = os.pidfd_open(process.pid)
+        w = Watched(process, parent, name, fd)
+        self.watched[process.pid] = w
+        if fd is not None:
+            self.selector.register(fd, selectors.EVENT_READ, w)
+        return w
+
+    def forget_fd(self, w: Watched) -> None:
+        if w.fd is not None:
+            self.selector.unregister(w.fd)
+            os.close(w.fd)
+            w.fd = None
+
+    def set_rank(self, w: Watched, rank: int) -> None:
+        w.rank = rank
+        self.event("rank", rank=rank, pid=w.process.pid)
+
+    def scan(self, now: float) -> list[Process]:
+        """Look at the process table: new processes are watched, vanished ones noted. Returns the living."""
+        self.next_scan = now + (TICK if now - self.begun < EARLY else SCAN_EVERY)
+        stats = all_stats()
+        living = descendants(os.getpid(), stats)
+        for process in living:
+            known = self.watched.get(process.pid)
+            if known is None or known.process != process:
+                if known is not None:
+                    self.ended(known, None)
+                s = stats[process.pid]
+                known = self.watch(process, s.parent, s.name)
+            if known.rank is None and known.looks < 5:
+                known.looks += 1
+                self.look_for_rank(known)
+        there = set(living)
+        for w in list(self.watched.values()):
+            if w.ended_at is None and w.process not in there and w.fd is None:
+                self.ended(w, self.zombie_code(w.process))
+        return living
+
+    def look_for_rank(self, w: Watched) -> None:
+        env = environment(w.process.pid)
+        rank = env.get("RANK", "")
+        if not rank.isdigit() or "LOCAL_RANK" not in env:
+            return
+        if (rank, env["LOCAL_RANK"]) == (os.environ.get("RANK"), os.environ.get("LOCAL_RANK")):
+            return  # inherited from our caller, not given by the launcher
+        parent = self.watched.get(w.parent)
+        if parent is not None and parent.rank is not None:
+            w.looks = 5  # a worker of that rank
+            return
+        self.set_rank(w, int(rank))
+
+    @staticmethod
+    def zombie_code(process: Process) -> int | None:
+        """Exit code of a process that its parent has not reaped yet (``/proc/PID/stat`` field 52)."""
+        try:
+            raw = Path(f"/proc/{process.pid}/stat").read_bytes().rpartition(b")")[2].split()
+        except OSError:
+            return None
+        if raw[0] not in (b"Z", b"X") or int(raw[19]) != process.start:
+            return None
+        return os.waitstatus_to_exitcode(int(raw[49]))
+
+    def ended(self, w: Watched, code: int | None) -> None:
+        if w.code is None:
+            w.code = code
+        if w.ended_at is not None:
+            return
+        w.ended_at = time.time()
+        self.forget_fd(w)
+        if w.rank is not None:
+            self.event("rank_exit", rank=w.rank, pid=w.process.pid, code=w.code)
+
+    def reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            code = os.waitstatus_to_exitcode(status)
+            w = self.watched.get(pid)
+            if w is not None:
+                w.code = code
+                self.ended(w, code)
+            if self.launcher is not None and pid == self.launcher.process.pid:
+                self.launcher_code = code
+
+    # -- the loop ------------------------------------------------------------------------------------
+
+    def main_loop(self) -> None:
+        self.start_sampler()
+        next_tick = time.monotonic()
+        while self.launcher_code is None:
+            now = time.monotonic()
+            if now >= next_tick:
+                next_tick = max(next_tick + TICK, now + TICK / 2)
+                self.tick(now)
+            wait = STOPPING_TICK if self.stop else max(0.0, next_tick - time.monotonic())
+            self.wait(wait)
+            if self.stop:
+                self.push_stop()
+
+    def wait(self, seconds: float) -> None:
+        for key, _mask in self.selector.select(seconds):
+            if key.data is None:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(key.fd, 4096)
+                self.requests()
+            elif key.data.ended_at is None:
+                w: Watched = key.data
+                code = self.zombie_code(w.process)
+                if w.parent == os.getpid() or code is None:
+                    self.reap()
+                self.ended(w, code)
+        self.reap()
+        if self.asked_to_quit is not None and self.stop is None:
+            name = signal_name(self.asked_to_quit)
+            self.begin_stop({"signal": name, "to": "supervisor"}, now=False)
+
+    def tick(self, now: float) -> None:
+        self.requests()
+        if now >= self.next_scan:
+            self.scan(now)
+        if now >= self.next_beat:
+            self.beat(now)
+            self.look_at_disk()
+        try:
+            event = self.log.tick()
+        except OSError as e:
+            event = {"event": "log_trouble", "cause": str(e)}
+        if event:
+            self.event(event.pop("event"), **event)
+
+    def look_at_disk(self) -> None:
+        try:
+            s = os.statvfs(self.run.path)
+        except OSError:
+            return
+        free = s.f_bavail * s.f_frsize
+        if free < LOW_DISK:
+            event = self.log.free_space()
+            if event or not self.disk_low:
+                self.event("disk_low", free=free)
+            self.disk_low = True
+        elif free > 2 * LOW_DISK:
+            self.disk_low = False
+
+    def start_sampler(self) -> None:
+        """In a thread: a disk that hangs must not delay a stop."""
+        self.sampling = threading.Thread(target=self.take_samples, name="samples", daemon=True)
+        self.sampling.start()
+
+    def take_samples(self) -> None:
+        try:
+            sampler = Sampler(self.run.samples_dir, devices=self.job.get("devices"))
+            while not self.ending.wait(TICK):
+                living = [w for w in list(self.watched.values()) if w.ended_at is None]
+                sampler.sample([w.process.pid for w in living])
+            sampler.close()
+        except Exception as e:  # the run goes on without figures
+            traceback.print_exc()
+            self.event("sampler_failed", cause=str(e))
+
+    # -- stopping ------------------------------------------------------------------------------------
+
+    def requests(self) -> None:
+        try:
+            entries = sorted(e.name for e in os.scandir(self.run.requests_dir) if e.name.endswith(".json"))
+        except OSError:
+            return
+        for name in entries:
+            path = self.run.requests_dir / name
+            try:
+                asked = json.loads(path.read_text(encoding="utf-8"))
+                path.rename(path.with_suffix(".done"))
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError):
+                asked = None
+                with contextlib.suppress(OSError):
+                    path.rename(path.with_suffix(".bad"))
+            if not isinstance(asked, dict) or asked.get("request") != "stop":
+                self.event("request_refused", file=name)
+                continue
+            by = asked.get("by") if isinstance(asked.get("by"), dict) else {}
+            self.begin_stop(dict(by or {}), bool(asked.get("now")))
+
+    def begin_stop(self, by: dict[str, Any], now: bool) -> None:
+        self.event("stop_requested", by=by, now=now)
+        if self.stop is None:
+            self.stop = Stop(by, now, time.time())
+        elif now and not self.stop.now:
+            self.stop.now = True  # somebody lost patience
+            self.stop.stage = ""
+        self.push_stop()
+        self.beat(time.monotonic())
+
+    def push_stop(self) -> None:
+        """INT, TERM, KILL: each stage reaches every process of the run once, also those started meanwhile."""
+        stop = self.stop
+        assert stop is not None
+        now = time.monotonic()
+        if not stop.stage:
+            self.enter(stop, "TERM" if stop.now else "INT", now)
+        elapsed = now - stop.stage_since
+        if stop.stage == "INT" and elapsed > INTERRUPT_SECONDS:
+            self.enter(stop, "TERM", now)
+        elif stop.stage == "TERM" and elapsed > (NOW_SECONDS if stop.now else TERMINATE_SECONDS):
+            self.enter(stop, "KILL", now)
+        number = {"INT": signal.SIGINT, "TERM": signal.SIGTERM, "KILL": signal.SIGKILL}[stop.stage]
+        for process in self.scan(now):
+            if process not in stop.signalled or stop.stage == "KILL":
+                stop.signalled.add(process)
+                with contextlib.suppress(OSError):
+                    send(process, number)
+
+    def enter(self, stop: Stop, stage: str, now: float) -> None:
+        stop.stage, stop.stage_since = stage, now
+        stop.signalled.clear()
+        self.event("signal", signal="SIG" + stage, processes=len(descendants(os.getpid())))
+
+    def end_leftovers(self) -> None:
+        """The launcher is gone; whatever still runs is a rank that lost it, or something that a rank left."""
+        deadline = time.monotonic() + (LEFTOVER_SECONDS if self.launcher_code == 0 else LEFTOVER_SECONDS / 2)
+        ladder = [signal.SIGTERM, signal.SIGKILL]
+        told: set[Process] = set()
+        number: int | None = None
+        if self.stop and self.stop.stage in ("TERM", "KILL"):
+            deadline = 0.0
+        while True:
+            living = still_alive(self.scan(time.monotonic()))
+            if not living:
+                return
+            now = time.monotonic()
+            if now >= deadline:
+                number = ladder.pop(0) if ladder else signal.SIGKILL
+                deadline = now + LEFTOVER_SECONDS
+                told = set()
+            if number is not None:
+                for process in living:
+                    if process in told and number != signal.SIGKILL:
+                        continue
+                    told.add(process)
+                    w = self.watched.get(process.pid)
+                    if number == signal.SIGTERM or not any(x["pid"] == process.pid for x in self.leftovers):
+                        self.leftovers.append(
+                            {"pid": process.pid, "rank": w.rank if w else None, "name": w.name if w else None}
+                        )
+                        self.event("leftover", pid=process.pid, rank=w.rank if w else None)
+                    with contextlib.suppress(OSError):
+                        send(process, number)
+            self.wait(STOPPING_TICK)
+
+    # -- the end -------------------------------------------------------------------------------------
+
+    def conclude(self) -> None:
+        code = self.launcher_code
+        assert code is not None
+        at_exit = [w for w in self.watched.values() if w.rank is not None and w.ended_at is None]
+        self.end_leftovers()
+        self.ending.set()
+        if self.sampling is not None:
+            self.sampling.join(3.0)
+        with contextlib.suppress(OSError):
+            self.log.tick()
+        ranks = sorted(
+            (w for w in self.watched.values() if w.rank is not None), key=lambda w: (w.rank, w.ended_at or 0)
+        )
+        own = [w for w in ranks if w not in at_exit]  # ended by themselves or by the launcher
+        first = next(iter(sorted((w for w in own if w.code), key=lambda w: w.ended_at or 0)), None)
+        parents = [
+            w
+            for w in self.watched.values()
+            if w.rank is None and self.is_launcher(w) and w.code not in (0, None)
+        ]
+        rank_code = first.code if first is not None else rank_code_from_log(self.log.fd)
+        reason = None
+        if self.stop is not None:
+            outcome = "stopped"
+        elif code == 0 and rank_code is None and not parents and not at_exit:
+            outcome = "finished"
+        else:
+            outcome = "failed"
+            reason = self.reason(code, rank_code, first, parents, at_exit)
+        data = {
+            "schema_version": store.SCHEMA_VERSION,
+            "outcome": outcome,
+            "code": code if code >= 0 else None,
+            "signal": self.ending_signal(code, rank_code, parents),
+            "launcher_signal": signal_name(-code) if code < 0 else None,
+            "rank_code": rank_code,
+            "first_rank": first.rank if first is not None else None,
+            "reason": reason,
+            "ranks": [
+                {
+                    "rank": w.rank,
+                    "pid": w.process.pid,
+                    "code": w.code,
+                    "signal": signal_name(-w.code) if w.code is not None and w.code < 0 else None,
+                    "ended_at": w.ended_at,
+                }
+                for w in ranks
+            ],
+            "leftovers": self.leftovers,
+            "oom_kills": self.cgroup.difference(),
+            "started_at": self.started_at,
+            "ended_at": time.time(),
+            "stopped_by": self.stop.by if self.stop else None,
+            "cause": None,
+        }
+        self.event("exit", outcome=outcome, code=data["code"], signal=data["signal"])
+        self.write_exit(data)
+
+    def is_launcher(self, w: Watched) -> bool:
+        """The launcher or a process between it and a rank (DeepSpeed's ``launch``)."""
+        if w is self.launcher:
+            return True
+        return any(x.parent == w.process.pid for x in self.watched.values() if x.rank is not None)
+
+    @staticmethod
+    def ending_signal(code: int, rank_code: int | None, parents: list[Watched]) -> str | None:
+        for value in (rank_code, code, *(w.code for w in parents)):
+            if value is not None and value < 0:
+                return signal_name(-value)
+        return None
+
+    @staticmethod
+    def reason(
+        code: int,
+        rank_code: int | None,
+        first: Watched | None,
+        parents: list[Watched],
+        at_exit: list[Watched],
+    ) -> str:
+        """One English sentence for logs and JSON; the front ends have their own words (diagnose)."""
+        if rank_code is not None:
+            who = f"rank {first.rank}" if first is not None else "a rank"
+            how = f"killed by {signal_name(-rank_code)}" if rank_code < 0 else f"exited with code {rank_code}"
+            return f"{who} {how} (launcher exit code {code})"
+        for w in parents:
+            if w.code is not None and w.code < 0:
+                return f"the launcher (pid {w.process.pid}) was killed by {signal_name(-w.code)}"
+        if at_exit:
+            names = ", ".join(str(w.rank) for w in at_exit)
+            return f"the launcher exited with code {code} while rank(s) {names} still ran; they were ended"
+        return f"the launcher exited with code {code}"
+
+
+_CODE = re.compile(rb"exits with return code = (-?\d+)|exitcode\s*:\s*(-?\d+)\s*\(pid: \d+\)")
+
+
+def rank_code_from_log(fd: int, tail: int = 256 << 10) -> int | None:
+    """The rank's code as the launcher printed it, for a rank that was reaped before we could look.
+
+    DeepSpeed: ``[...] exits with return code = -9`` (launcher/launch.py); torchrun's failure table:
+    ``exitcode  : -9 (pid: 4242)``.
+    """
+    size = os.fstat(fd).st_size
+    found = list(_CODE.finditer(os.pread(fd, tail, max(0, size - tail))))
+    codes = [int(m.group(1) or m.group(2)) for m in found]
+    return next((c for c in codes if c), None)
+
+
+def detach() -> None:
+    """Second fork, no session leader any more, stdio on /dev/null; the first process ends here."""
+    if os.fork():
+        os._exit(0)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.close(null)
+    os.chdir("/")
+    os.umask(0o077)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def main(argv: list[str]) -> int:
+    run, ack_fd = RunDir(Path(argv[0])), int(argv[1])
+    os.set_inheritable(ack_fd, False)
+    job = json.load(sys.stdin)
+    detach()
+    errors = os.open(run.supervisor_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(errors, 1)
+    os.dup2(errors, 2)
+    os.close(errors)
+    supervisor: Supervisor | None = None
+    try:
+        supervisor = Supervisor(run, job, ack_fd)
+        supervisor.signals()
+        supervisor.reserve()
+        if not supervisor.launch():
+            return 1
+        supervisor.main_loop()
+        supervisor.conclude()
+    except Exception as e:
+        traceback.print_exc()
+        if supervisor is not None and supervisor.launcher is None:
+            reason = e.strerror if isinstance(e, OSError) and e.errno != errno.ENOENT else str(e)
+            supervisor.acknowledge(error=str(reason))
+            supervisor.finish_without_launch(str(reason))
+        raise
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
