@@ -130,10 +130,23 @@ functions = {n: sha(getattr(C.DeepSpeedConfig, n)) for n in (
     "_do_warning_check")}
 functions.update({n: sha(vars(C)[n]) for n in readers})
 functions["DeepSpeedConfigModel"] = sha(Base)
+for name in ("compression.config", "runtime.data_pipeline.config", "elasticity.elasticity", "elasticity.config",
+             "runtime.model_checkpointing.config"):  # whole modules of readers that call each other
+    try:
+        functions[name] = sha(__import__("deepspeed." + name, fromlist=["x"]))
+    except ImportError:
+        pass
+import deepspeed.runtime.data_pipeline.config as D
+try:
+    functions["parse_autoep_config"] = sha(
+        __import__("deepspeed.module_inject.auto_ep_config", fromlist=["x"]).parse_autoep_config)
+except ImportError:
+    pass
 release = {
     "version": deepspeed.__version__.split("+")[0],
     "pydantic": int(pydantic.VERSION.split(".")[0]),
     "models": models, "roots": roots, "readers": readers, "functions": functions,
+    "helpers": [n for n in ("get_dynamic_batching",) if n in vars(D)],
     "elasticity": "elasticity_enabled" in C.DeepSpeedConfig.__init__.__code__.co_names,
     "removed": sorted(getattr(C, "_REMOVED_TOP_LEVEL_CONFIG_KEYS", {})),
     "removed_zero": sorted(getattr(C, "_REMOVED_ZERO_CONFIG_KEYS", {})),
@@ -201,9 +214,12 @@ def find_tree(source: str, python: str, scratch: Path) -> Path | None:
 
 # -- the schema ---------------------------------------------------------------------------------
 
-_ANY_CASE = lambda words: "|".join(
-    "".join(f"[{c}{c.upper()}]" if c.isalpha() else c for c in w) for w in words
-)  # noqa: E731
+
+def _any_case(words: list[str]) -> str:
+    """A pattern for ``words`` in any case (ECMA patterns have no flag for it)."""
+    return "|".join("".join(f"[{c}{c.upper()}]" if c.isalpha() else c for c in w) for w in words)
+
+
 _INT_TEXT = r"^\s*[+-]?[0-9][0-9_]*(\.0*)?\s*$|^auto$"
 BASIC: dict[str, Any] = {
     "int": {"type": ["integer", "boolean", "string"], "pattern": _INT_TEXT},
@@ -213,13 +229,13 @@ BASIC: dict[str, Any] = {
             {"enum": [0, 1, "auto"]},
             {
                 "type": "string",
-                "pattern": f"^({_ANY_CASE(['0', '1', 'off', 'on', 'f', 't', 'false', 'true', 'n', 'y', 'no', 'yes'])})$",
+                "pattern": f"^({_any_case(['0', '1', 'off', 'on', 'f', 't', 'false', 'true', 'n', 'y', 'no', 'yes'])})$",
             },
         ]
     },
     "float": {
         "type": ["number", "boolean", "string"],
-        "pattern": rf"^\s*[+-]?([0-9_]*\.?[0-9_]*([eE][+-]?[0-9_]+)?|{_ANY_CASE(['inf', 'infinity', 'nan'])})\s*$|^auto$",
+        "pattern": rf"^\s*[+-]?([0-9_]*\.?[0-9_]*([eE][+-]?[0-9_]+)?|{_any_case(['inf', 'infinity', 'nan'])})\s*$|^auto$",
     },
     "str": {"type": "string"},
     "path": {"type": "string"},
@@ -304,10 +320,29 @@ def model_schema(name: str, model: dict[str, Any], loosen: dict[str, Any]) -> di
     return out
 
 
+def review(release: dict[str, Any], reviewed: dict[str, Any]) -> list[str]:
+    """Give each validator the name of the check that replays it; returns what nobody has looked at yet.
+
+    ``dstui/config/replay.py`` repeats the release's own Python code. Code that changed since it was
+    reviewed must be read again before its hash goes into ``keys.json``.
+    """
+    missing = []
+    for name, model in release["models"].items():
+        for validator in model["validators"]:
+            check = reviewed["validators"].get(f"{validator['name']}@{validator['sha']}")
+            if check is None:
+                missing.append(f"validator {name}.{validator['name']}@{validator['sha']}")
+            validator["check"] = check
+    for name, digest in release["functions"].items():
+        if digest not in reviewed["functions"].get(name, ()):
+            missing.append(f"function {name}@{digest}")
+    return missing
+
+
 def build(release: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
     """The schema of one release from the probe's answer and the reviewed keys."""
     version = release["version"]
-    defs: dict[str, Any] = {k: v for k, v in BASIC.items()}
+    defs: dict[str, Any] = dict(BASIC)
     for name, model in release["models"].items():
         defs[name] = model_schema(name, model, keys["loosen"].get(name, {}))
     schema: dict[str, Any] = {
@@ -405,6 +440,14 @@ def main() -> int:
             releases.append(json.loads(path.read_text(encoding="utf-8"))["x-dstui"]["release"])
     stale = 0
     for release in releases:
+        missing = review(release, keys["reviewed"])
+        if missing:
+            print(
+                f"DeepSpeed {release['version']}: read this code, then add it to keys.json 'reviewed':",
+                file=sys.stderr,
+            )
+            print("  " + "\n  ".join(missing), file=sys.stderr)
+            return 1
         path = HERE / f"deepspeed-{release['version']}.json"
         text = render(build(release, keys))
         if args.check:

@@ -240,13 +240,14 @@ class Document:
         Raises ConfigUnreadable with the place where it is known.
         """
         if isinstance(text, bytes):
+            raw = text
             try:
-                text = text.decode("utf-8")
+                text = raw.decode("utf-8")
             except UnicodeDecodeError as e:
-                before = text[: e.start].decode("utf-8", "replace")
+                before = raw[: e.start].decode("utf-8", "replace")
                 line, column = _line_column(before, len(before))
                 raise ConfigUnreadable(
-                    _("is not valid UTF-8 (byte 0x{byte:02x})").format(byte=text[e.start]),
+                    _("is not valid UTF-8 (byte 0x{byte:02x})").format(byte=raw[e.start]),
                     _("save it as UTF-8"),
                     kind="encoding",
                     path=path,

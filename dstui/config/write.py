@@ -73,7 +73,7 @@ def save(path: str | os.PathLike[str], text: str, *, backup: bool = True) -> Pat
             os.umask(mask)
             os.fchmod(fd, 0o666 & ~mask)
         _write_out(fd, data)
-        os.replace(temporary, target)
+        Path(temporary).replace(target)
         temporary = None
         _sync_folder(target.parent)
     except OSError as e:
