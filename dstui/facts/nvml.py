@@ -69,7 +69,7 @@ class _Asker:
                 "kind": _KINDS.get(code, "other") if isinstance(code, int) else "other",
                 "text": str(e),
             }
-        except (UnicodeDecodeError, ValueError, TypeError, AttributeError, OSError) as e:
+        except Exception as e:  # NVMLLibraryMismatchError, text that is not UTF-8, another signature
             self.error = {"kind": "other", "text": f"{type(e).__name__}: {e}"}
         return None
 
@@ -214,6 +214,11 @@ def _processes(
         ("graphics", "nvmlDeviceGetGraphicsRunningProcesses"),
     ):
         listed = ask(name, handle)
+        if ask.error and ask.error["kind"] == "other":  # a driver before 510 has only the v2 form
+            newest = ask.error
+            listed = ask(f"{name}_v2", handle)
+            if ask.error:
+                ask.error = newest
         if ask.error:
             if kind == "compute":
                 refused = ask.error

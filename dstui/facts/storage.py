@@ -78,9 +78,11 @@ def _spins(system: System, name: str, depth: int) -> bool | None:
     real = node.resolve()
     for folder in (real, real.parent):  # a partition has no queue of its own
         try:
-            return (folder / "queue/rotational").read_text().strip() == "1"
+            spins = (folder / "queue/rotational").read_text().strip() == "1"
         except OSError:
             continue
+        # A hypervisor's disk says 1 when nobody told it otherwise: that is no answer.
+        return None if spins and re.match(r"(vd|xvd)[a-z]", folder.name) else spins
     return None
 
 
@@ -136,7 +138,7 @@ def read_storage(system: System | None = None) -> tuple[tuple[Storage, ...], dic
         elif m.kind in _MEMORY:
             spins = False
         elif spins is None:
-            unknown[f"{at}.rotational"] = _("no local disk is seen behind this mount")
+            unknown[f"{at}.rotational"] = _("no disk that tells its kind is seen behind this mount")
         writable, direct, why = try_direct(str(system.path(path)))
         if why and direct is None:
             unknown[f"{at}.o_direct"] = why

@@ -421,5 +421,5 @@ def _missing_group(page: _Page, facts: Facts) -> None:
         page.note(_("{reason}; install with:").format(reason=advice.reason))
         page.command(advice.command)
     for lack in missing:
-        page.note(lack.message + ":")
+        page.note(lack.message)
         page.command(lack.fix)
