@@ -71,6 +71,8 @@ class Watched:
     name: str
     fd: int | None
     rank: int | None = None
+    belongs: int | None = None
+    """The rank that this process helps (data loader, compiler); None for ranks and launchers."""
     looks: int = 0
     """How often its environment was read without finding a rank (it may not have called exec yet)."""
     code: int | None = None
@@ -398,7 +400,7 @@ class Supervisor:
                     self.ended(known, None)
                 s = stats[process.pid]
                 known = self.watch(process, s.parent, s.name)
-            if known.rank is None and known.looks < 5:
+            if known.rank is None and known.belongs is None and known.looks < 5:
                 known.looks += 1
                 self.look_for_rank(known)
         there = set(living)
@@ -414,11 +416,15 @@ class Supervisor:
             return
         if (rank, env["LOCAL_RANK"]) == (os.environ.get("RANK"), os.environ.get("LOCAL_RANK")):
             return  # inherited from our caller, not given by the launcher
+        number = int(rank)
         parent = self.watched.get(w.parent)
-        if parent is not None and parent.rank is not None:
-            w.looks = 5  # a worker of that rank
-            return
-        self.set_rank(w, int(rank))
+        helps = parent is not None and (parent.rank is not None or parent.belongs is not None)
+        orphan = w.parent == os.getpid() and w is not self.launcher
+        taken = any(x.rank == number and x.ended_at is None for x in self.watched.values())
+        if helps or orphan or taken:
+            w.belongs = number
+        else:
+            self.set_rank(w, number)
 
     @staticmethod
     def zombie_code(process: Process) -> int | None:

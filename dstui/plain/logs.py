@@ -1,0 +1,120 @@
+"""``dstui logs``: the output of a run as its processes wrote it."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import sys
+import time
+from collections.abc import Callable
+
+from dstui.errors import DstuiError, Exit
+from dstui.i18n import _
+from dstui.runs import store
+from dstui.runs.store import RunDir
+
+_CHUNK = 1 << 18
+_POLL = 0.2
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", nargs="?", default="last", metavar="RUN", help=_("default: the newest"))
+    parser.add_argument("-f", "--follow", action="store_true", help=_("go on until the run ends"))
+    parser.add_argument("-n", type=int, metavar="N", help=_("only the last N lines"))
+
+
+def run(args: argparse.Namespace) -> int:
+    target = store.find_run(args.run)
+    sys.stdout.flush()
+    copy(target, sys.stdout.buffer.write, lines=args.n, follow=args.follow)
+    sys.stdout.buffer.flush()
+    return Exit.OK
+
+
+def copy(
+    run: RunDir, write: Callable[[bytes], object], *, lines: int | None = None, follow: bool = False
+) -> None:
+    """Send ``out.log`` to ``write``; its hole (``dstui.runs.store``) is left out. Memory stays bounded."""
+    try:
+        fd = os.open(run.out_log, os.O_RDONLY)
+    except OSError as e:
+        raise DstuiError(
+            _("{path}: {cause}").format(path=run.out_log, cause=e.strerror),
+            _("a running supervisor makes it again within a second"),
+        ) from e
+    try:
+        offset = 0 if lines is None else _last_lines(fd, lines)
+        while True:
+            over = not follow or run.has_ended() or store.state(run) == "lost"
+            offset = _drain(fd, offset, write)
+            if over:
+                return
+            if follow:
+                sys.stdout.flush()
+            time.sleep(_POLL)
+            try:
+                there = run.out_log.stat()
+            except OSError:
+                continue
+            mine = os.fstat(fd)
+            if (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino):  # deleted and made again
+                _drain(fd, offset, write)
+                os.close(fd)
+                fd, offset = os.open(run.out_log, os.O_RDONLY), 0
+    finally:
+        os.close(fd)
+
+
+def _drain(fd: int, offset: int, write: Callable[[bytes], object]) -> int:
+    while True:
+        try:
+            data_at = os.lseek(fd, offset, os.SEEK_DATA)
+        except OSError as e:
+            if e.errno == errno.ENXIO:
+                return offset  # nothing but a hole, or the end
+            data_at = offset
+        if data_at > offset:
+            write(
+                _("[dstui: {n} bytes of this log were given up for space]")
+                .format(n=data_at - offset)
+                .encode()
+            )
+            write(b"\n")
+            offset = data_at
+        part = os.pread(fd, _CHUNK, offset)
+        if not part:
+            return offset
+        try:
+            hole_at = os.lseek(fd, offset, os.SEEK_HOLE)
+        except OSError:
+            hole_at = offset + len(part)
+        part = part[: max(1, hole_at - offset)]
+        write(part)
+        offset += len(part)
+
+
+def _last_lines(fd: int, lines: int) -> int:
+    """Offset of the first of the last ``lines`` lines, read backwards."""
+    end = os.fstat(fd).st_size
+    at, wanted = end, max(0, lines)
+    if wanted == 0:
+        return end
+    newlines = 0
+    while at > 0:
+        start = max(0, at - _CHUNK)
+        part = os.pread(fd, at - start, start)
+        index = len(part)
+        while True:
+            index = part.rfind(b"\n", 0, index)
+            if index < 0:
+                break
+            if start + index == end - 1:
+                continue  # the newline that ends the last line
+            newlines += 1
+            if newlines == wanted:
+                return start + index + 1
+        if b"\0" in part:
+            return start + part.rfind(b"\0") + 1
+        at = start
+    return 0

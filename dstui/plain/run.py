@@ -1,0 +1,182 @@
+"""``dstui run``: preflight, start detached, print the run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from typing import Literal
+
+from dstui.errors import DstuiError, Exit
+from dstui.i18n import _
+from dstui.runs import command as commands
+from dstui.runs import script as scripts
+from dstui.runs import store
+from dstui.runs.preflight import Problem, preflight
+from dstui.runs.spec import ENGINES, LAUNCHERS, RunSpec
+from dstui.runs.start import PreflightFailed, start
+from dstui.runs.store import RunDir
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.usage = _("dstui run [options] -- SCRIPT [ARGS]")
+    parser.epilog = _("In ARGS, {config} becomes the path of the run's own copy of the config.").replace(
+        "%", "%%"
+    )
+    parser.add_argument(
+        "--config", metavar="F", help=_("the DeepSpeed config; the file itself is never changed")
+    )
+    parser.add_argument(
+        "--engine", choices=ENGINES, help=_("who reads the config; default: seen in the script")
+    )
+    parser.add_argument("--launcher", choices=LAUNCHERS, help=_("who starts the ranks; default: by engine"))
+    parser.add_argument("--python", metavar="P", help=_("the interpreter that trains"))
+    parser.add_argument(
+        "--devices", metavar="0,1", help=_("GPUs by number or UUID; default: all visible ones")
+    )
+    parser.add_argument(
+        "--num-gpus", "--ranks", dest="num_gpus", type=int, metavar="N", help=_("ranks on each node")
+    )
+    parser.add_argument("--nodes", type=int, default=1, metavar="N", help=_("nodes of the hostfile to use"))
+    parser.add_argument("--master-port", default="auto", metavar="N", help=_("default: a free port"))
+    parser.add_argument("--hostfile", metavar="F", help=_("DeepSpeed's hostfile for several nodes"))
+    parser.add_argument("--cwd", metavar="D", help=_("working directory of the training"))
+    parser.add_argument(
+        "--env", action="append", default=[], metavar="K=V", help=_("add a variable; may be repeated")
+    )
+    parser.add_argument("--name", metavar="N", help=_("a name for the run"))
+    parser.add_argument(
+        "--no-instrument",
+        action="store_true",
+        help=_("leave the run's copy of the config as it is (the monitor then sees less)"),
+    )
+    after = parser.add_mutually_exclusive_group()
+    after.add_argument("--wait", action="store_true", help=_("wait for the end; exit code 1 if it failed"))
+    after.add_argument("--watch", action="store_true", help=_("follow it here (Ctrl+C leaves it running)"))
+    parser.add_argument("--no-preflight", action="store_true", help=_("start without the checks"))
+    parser.add_argument("--json", action="store_true", help=_("print the run as JSON"))
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="SCRIPT ARGS", help=_("what to train"))
+
+
+def spec_of(args: argparse.Namespace) -> RunSpec:
+    """The RunSpec of a command line. Raises DstuiError."""
+    words = list(args.command)
+    if words and words[0] == "--":
+        words = words[1:]
+    if not words:
+        raise DstuiError(_("no script given"), _("write: dstui run [options] -- SCRIPT [ARGS]"))
+    env: dict[str, str] = {}
+    for item in args.env:
+        name, equals, value = item.partition("=")
+        if not equals or not name:
+            raise DstuiError(_("--env {item}: not NAME=VALUE").format(item=item))
+        env[name] = value
+    port: int | Literal["auto"] = "auto"
+    if args.master_port != "auto":
+        try:
+            port = int(args.master_port)
+        except ValueError:
+            raise DstuiError(
+                _("--master-port {value}: neither a number nor auto").format(value=args.master_port)
+            ) from None
+    config = os.path.abspath(os.path.expanduser(args.config)) if args.config else None  # noqa: PTH100, PTH111
+    spec = RunSpec(
+        script=words[0],
+        args=tuple(words[1:]),
+        launcher=args.launcher,
+        python=args.python,
+        devices=tuple(d.strip() for d in args.devices.split(",") if d.strip()) if args.devices else None,
+        num_gpus=args.num_gpus,
+        nodes=args.nodes,
+        master_port=port,
+        hostfile=args.hostfile,
+        cwd=args.cwd,
+        env=env,
+        name=args.name,
+        config_source=config,
+        instrument=not args.no_instrument,
+        engine=args.engine or "plain",
+    )
+    if args.engine is None:
+        path = commands.script_path(spec)
+        if path.is_file():
+            import dataclasses
+
+            spec = dataclasses.replace(spec, engine=commands.guess_engine(scripts.look(path)))
+    return spec
+
+
+def run(args: argparse.Namespace) -> int:
+    from dstui.facts.detect import detect
+
+    spec = spec_of(args)
+    facts = detect(python=args.python, cwd=spec.cwd)
+    if not args.no_preflight:
+        problems = preflight(spec, facts)
+        show(problems)
+        if any(p.severity == "error" for p in problems):
+            if args.json:
+                print(
+                    json.dumps({"schema_version": 1, "run": None, "dir": None, "problems": as_json(problems)})
+                )
+            return Exit.CANNOT
+    try:
+        started = start(spec, facts, preflight=False)
+    except PreflightFailed as e:
+        show(e.problems)
+        return Exit.CANNOT
+    return announce(started, args)
+
+
+def as_json(problems: tuple[Problem, ...]) -> list[dict[str, str]]:
+    return [{"code": p.code, "severity": p.severity, "message": p.message, "hint": p.hint} for p in problems]
+
+
+def show(problems: tuple[Problem, ...]) -> None:
+    """On stderr, errors first."""
+    for p in problems:
+        line = _("error: {message}") if p.severity == "error" else _("warning: {message}")
+        print(line.format(message=p.message), file=sys.stderr)
+        if p.hint:
+            print("  " + p.hint, file=sys.stderr)
+
+
+def announce(started: RunDir, args: argparse.Namespace) -> int:
+    """Print the run; then return, wait or watch as asked. Also used by ``dstui demo``."""
+    if args.json:
+        print(json.dumps({"schema_version": 1, "run": started.id, "dir": str(started.path)}), flush=True)
+    else:
+        print(_("run {id} started; it needs this terminal no longer").format(id=started.id))
+        print(_("  watch it: dstui watch {id}    stop it: dstui stop {id}").format(id=started.id), flush=True)
+    if args.watch:
+        import importlib
+
+        watch = importlib.import_module("dstui.plain.watch")
+        parser = argparse.ArgumentParser(prog="dstui watch")
+        watch.configure(parser)
+        return int(watch.run(parser.parse_args([started.id])))
+    if args.wait:
+        return wait(started, quiet=args.json)
+    return Exit.OK
+
+
+def wait(started: RunDir, quiet: bool = False) -> int:
+    """Until the run is over: 0 finished, 1 otherwise. Ctrl+C leaves it running (130)."""
+    try:
+        while store.state(started) in ("starting", "running", "stalled"):
+            time.sleep(0.2)
+    except KeyboardInterrupt:
+        print(
+            _("run {id} goes on; join it with: dstui watch {id}").format(id=started.id),
+            file=sys.stderr,
+        )
+        return Exit.INTERRUPTED
+    outcome = store.state(started)
+    if not quiet:
+        print(_("run {id}: {state}").format(id=started.id, state=outcome))
+        reason = (started.exit or {}).get("reason")
+        if reason:
+            print("  " + str(reason))
+    return Exit.OK if outcome == "finished" else Exit.BAD

@@ -1,0 +1,104 @@
+"""``dstui runs``: every run, newest first."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import PurePath
+from typing import Any
+
+from dstui.errors import DstuiError, Exit
+from dstui.i18n import _
+from dstui.runs import store
+from dstui.runs.store import RunDir
+from dstui.units import duration
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-n", type=int, metavar="N", help=_("only the N newest"))
+    parser.add_argument("--json", action="store_true", help=_("as JSON"))
+
+
+def summary(run: RunDir) -> dict[str, Any]:
+    """One run for a list. A damaged manifest leaves its fields null and the state ``lost``."""
+    row: dict[str, Any] = dict.fromkeys(
+        ("name", "host", "script", "engine", "launcher", "world_size", "config", "started_at", "ended_at")
+    )
+    row |= {"run": run.id, "dir": str(run.path), "state": "lost", "created_at": run.created_at}
+    row |= {"code": None, "signal": None, "problem": None}
+    try:
+        manifest = run.manifest
+        row["state"] = store.state(run)
+    except DstuiError as e:
+        row["problem"] = e.message
+        return row
+    config = manifest.get("config") or {}
+    ended = run.exit or {}
+    row |= {k: manifest.get(k) for k in ("name", "host", "script", "engine", "world_size", "started_at")}
+    row |= {"launcher": manifest.get("launcher_kind"), "config": config.get("source")}
+    row |= {k: ended.get(k) for k in ("ended_at", "code", "signal")}
+    return row
+
+
+def run(args: argparse.Namespace) -> int:
+    found = store.list_runs()
+    rows = [summary(r) for r in (found[: args.n] if args.n else found)]
+    if args.json:
+        print(json.dumps({"schema_version": 1, "runs": rows}, ensure_ascii=False))
+        return Exit.OK
+    if not rows:
+        print(_("no runs yet; start one: dstui demo"))
+        return Exit.OK
+    print(table(rows))
+    return Exit.OK
+
+
+STATE_WORDS = ("starting", "running", "stalled", "finished", "failed", "stopped", "lost")
+
+
+def state_word(state: str) -> str:
+    """The state in the reader's language."""
+    return {
+        "starting": _("starting"),
+        "running": _("running"),
+        "stalled": _("stalled"),
+        "finished": _("finished"),
+        "failed": _("failed"),
+        "stopped": _("stopped"),
+        "lost": _("lost"),
+    }.get(state, state)
+
+
+def table(rows: list[dict[str, Any]], now: float | None = None) -> str:
+    """Columns that fit 80: id, state, age, run time, ranks, name or script."""
+    now = time.time() if now is None else now
+    head = (_("RUN"), _("STATE"), _("STARTED"), _("TIME"), _("RANKS"), _("NAME"))
+    lines: list[tuple[str, ...]] = [head]
+    for row in rows:
+        begun = row["started_at"] or row["created_at"]
+        living = row["state"] in ("starting", "running", "stalled")
+        end = now if living else row["ended_at"]
+        name = row["name"] or (PurePath(row["script"]).name if row["script"] else row["problem"] or "")
+        lines.append(
+            (
+                row["run"],
+                state_word(row["state"]),
+                _("{time} ago").format(time=duration(max(0.0, now - row["created_at"]))),
+                duration(end - begun) if end is not None else "?",
+                str(row["world_size"] or "?"),
+                name,
+            )
+        )
+    widths = [max(_columns(line[i]) for line in lines) for i in range(len(head) - 1)]
+    out = []
+    for line in lines:
+        cells = [cell + " " * (w - _columns(cell)) for cell, w in zip(line, widths, strict=False)]
+        out.append("  ".join([*cells, line[-1]]).rstrip())
+    return "\n".join(out)
+
+
+def _columns(text: str) -> int:
+    import unicodedata
+
+    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)

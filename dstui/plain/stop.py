@@ -1,0 +1,56 @@
+"""``dstui stop``: end a run and all its ranks, from any terminal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from dstui.errors import Exit
+from dstui.i18n import _, ngettext
+from dstui.runs import store
+from dstui.runs.control import STOP_SECONDS, stop
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=_("id, unique prefix, name, path or `last`"))
+    parser.add_argument("--now", action="store_true", help=_("TERM, then KILL after 3 s: no time to save"))
+    parser.add_argument(
+        "--timeout", type=float, default=STOP_SECONDS, metavar="S", help=_("how long to wait for the end")
+    )
+    parser.add_argument("--json", action="store_true", help=_("as JSON"))
+
+
+def run(args: argparse.Namespace) -> int:
+    answers, code = [], Exit.OK
+    for reference in args.runs:
+        target = store.find_run(reference)
+        done = stop(target, now=args.now, timeout=args.timeout)
+        answers.append({"run": target.id, "ended": done.ended, "state": done.state, "already": done.already})
+        if not done.ended:
+            code = Exit.CANNOT
+        if args.json:
+            continue
+        if done.already:
+            print(_("run {id} had ended: {state}").format(id=target.id, state=done.state))
+        elif not done.ended:
+            print(
+                _("run {id} was asked to stop and has not ended yet; harder: dstui stop --now {id}").format(
+                    id=target.id
+                ),
+                file=sys.stderr,
+            )
+        elif done.killed:
+            n = len(done.killed)
+            print(
+                ngettext(
+                    "run {id} had lost its supervisor; {n} process left behind was ended",
+                    "run {id} had lost its supervisor; {n} processes left behind were ended",
+                    n,
+                ).format(id=target.id, n=n)
+            )
+        else:
+            print(_("run {id}: {state}").format(id=target.id, state=done.state))
+    if args.json:
+        print(json.dumps({"schema_version": 1, "runs": answers}))
+    return code
