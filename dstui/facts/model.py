@@ -147,6 +147,7 @@ class Toolchain:
     """What DeepSpeed's op builder needs."""
 
     cuda_home: str | None = None
+    """Where a CUDA build of torch looks for the toolkit (a CPU build never does)."""
     nvcc: str | None = None
     nvcc_version: str | None = None
     compiler: str | None = None

@@ -11,7 +11,7 @@ from dstui.facts.advice import install_advice, lacks
 from dstui.facts.describe import facts_for
 from dstui.facts.model import UNLIMITED, Facts, Gpu, Host, Interpreter
 from dstui.i18n import _, ngettext
-from dstui.units import gib
+from dstui.units import MiB, gib
 
 WIDTH = 80
 
@@ -203,7 +203,9 @@ def _limit(value: int | None, size: bool = True) -> str:
         return "?"
     if value == UNLIMITED:
         return _("unlimited")
-    return gib(value) if size else str(value)
+    if not size:
+        return str(value)
+    return f"{value // 1024} KiB" if value < MiB else gib(value)
 
 
 def _host_group(page: _Page, facts: Facts) -> None:
