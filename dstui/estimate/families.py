@@ -74,6 +74,8 @@ class Module:
 
     name: str
     params: tuple[int, ...]
+    dims: tuple[int, int] | None = None
+    """``(in, out)`` of a linear layer, which LoRA can adapt and quantisation can pack."""
 
     @property
     def numel(self) -> int:
@@ -328,7 +330,7 @@ class _Builder:
         self.positions = shape.max_positions or 0
 
     def linear(self, name: str, n_in: int, n_out: int, bias: bool = False) -> Module:
-        return Module(name, (n_in * n_out, n_out) if bias else (n_in * n_out,))
+        return Module(name, (n_in * n_out, n_out) if bias else (n_in * n_out,), (n_in, n_out))
 
     def norm(self, name: str, width: int | None = None) -> Module:
         """LayerNorm (weight and bias) in the older families, RMSNorm (weight) in the others."""

@@ -1,0 +1,178 @@
+"""PyTorch's CUDA caching allocator in pure Python: which blocks a sequence of requests leaves reserved.
+
+A port of the native backend of ``c10/cuda/CUDACachingAllocator.cpp`` (rules unchanged from PyTorch 2.1 to
+2.13): sizes round to 512 bytes; up to 1 MiB is cut from 2 MiB segments, below 10 MiB from 20 MiB segments,
+larger requests get their own segment rounded to 2 MiB; best fit by (size, address) within one stream's pool;
+a remainder is split off above 512 bytes (small) or 1 MiB (large); freed neighbours merge. Waiting for other
+streams (``record_stream``) is not modelled: a freed block can be used again at once.
+
+Sizes are bytes. Every block carries a tag (what it holds), so the bytes live at a peak are known by part.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+PARAMS, GRADS, OPTIMIZER, BUFFERS, ACTIVATIONS, LOGITS, WORKSPACE = range(7)
+PARTS = ("params", "grads", "optimizer", "buffers", "activations", "logits", "workspace")
+"""Names of the tags, in order."""
+
+_MIB = 1 << 20
+
+
+class Block:
+    """A piece of a segment, in use or cached."""
+
+    __slots__ = ("addr", "free", "next", "pool", "prev", "size", "tag")
+
+    def __init__(self, size: int, addr: int, pool: _Pool) -> None:
+        self.size = size
+        self.addr = addr
+        self.pool = pool
+        self.prev: Block | None = None
+        self.next: Block | None = None
+        self.free = False
+        self.tag = 0
+
+
+class _Pool:
+    __slots__ = ("blocks", "keys", "small")
+
+    def __init__(self, small: bool) -> None:
+        self.small = small
+        self.keys: list[tuple[int, int]] = []
+        self.blocks: dict[tuple[int, int], Block] = {}
+
+
+class Allocator:
+    """Counts what is allocated and reserved, and keeps the peak of each phase.
+
+    ``allocated`` and ``reserved`` equal ``torch.cuda.memory_allocated()`` and ``memory_reserved()`` for the
+    same requests; ``peak_reserved`` is the maximum since construction.
+    """
+
+    def __init__(self) -> None:
+        self.allocated = 0
+        self.reserved = 0
+        self.peak_reserved = 0
+        self.live = [0] * len(PARTS)
+        self.peaks: dict[str, tuple[int, tuple[int, ...]]] = {}
+        """Phase -> (allocated bytes at its peak, the same by part)."""
+        self.reserved_by_phase: dict[str, int] = {}
+        self._phase = "load"
+        self._peak = 0
+        self._peak_parts: tuple[int, ...] = (0,) * len(PARTS)
+        self._pools: dict[tuple[int, bool], _Pool] = {}
+        self._top = 0
+
+    def phase(self, name: str) -> None:
+        """Later requests belong to phase ``name`` (a phase may be entered again)."""
+        self._close()
+        self._phase = name
+        peak, parts = self.peaks.get(name, (0, self._peak_parts))
+        self._peak, self._peak_parts = peak, parts
+        if self.allocated > peak:
+            self._peak, self._peak_parts = self.allocated, tuple(self.live)
+
+    def _close(self) -> None:
+        self.peaks[self._phase] = (self._peak, self._peak_parts)
+        self.reserved_by_phase[self._phase] = max(self.reserved_by_phase.get(self._phase, 0), self.reserved)
+
+    def finish(self) -> None:
+        """Close the phase in progress; call before reading ``peaks``."""
+        self._close()
+
+    @property
+    def peak(self) -> int:
+        """Highest ``allocated`` of all phases."""
+        return max([self._peak, *(p for p, _parts in self.peaks.values())])
+
+    def malloc(self, nbytes: int, tag: int, stream: int = 0) -> Block:
+        """A block for ``nbytes`` (0 takes 512, as a one-element tensor does)."""
+        need = (nbytes + 511) & -512 if nbytes > 0 else 512
+        small = need <= _MIB
+        pool = self._pools.get((stream, small))
+        if pool is None:
+            pool = self._pools[(stream, small)] = _Pool(small)
+        keys = pool.keys
+        i = bisect_left(keys, (need, -1))
+        if i < len(keys):
+            block = pool.blocks.pop(keys.pop(i))
+        else:
+            if small:
+                size = 2 * _MIB
+            elif need < 10 * _MIB:
+                size = 20 * _MIB
+            else:
+                size = (need + 2 * _MIB - 1) & -(2 * _MIB)
+            block = Block(size, self._top, pool)
+            self._top += size + (1 << 40)  # segments never touch
+            self.reserved += size
+            if self.reserved > self.peak_reserved:
+                self.peak_reserved = self.reserved
+        rest = block.size - need
+        if rest >= 512 if small else rest > _MIB:
+            tail = Block(rest, block.addr + need, pool)
+            tail.prev, tail.next, tail.free = block, block.next, True
+            if block.next is not None:
+                block.next.prev = tail
+            block.next = tail
+            block.size = need
+            key = (rest, tail.addr)
+            insort(keys, key)
+            pool.blocks[key] = tail
+        block.free = False
+        block.tag = tag
+        size = block.size
+        self.live[tag] += size
+        self.allocated += size
+        if self.allocated > self._peak:
+            self._peak = self.allocated
+            self._peak_parts = tuple(self.live)
+        return block
+
+    def release(self, block: Block | None) -> None:
+        """Give ``block`` back to its pool, merged with free neighbours. ``None`` is ignored."""
+        if block is None:
+            return
+        pool = block.pool
+        size = block.size
+        self.allocated -= size
+        self.live[block.tag] -= size
+        block.free = True
+        keys, blocks = pool.keys, pool.blocks
+        left = block.prev
+        if left is not None and left.free:
+            key = (left.size, left.addr)
+            keys.pop(bisect_left(keys, key))
+            del blocks[key]
+            block.addr = left.addr
+            block.size += left.size
+            block.prev = left.prev
+            if left.prev is not None:
+                left.prev.next = block
+        right = block.next
+        if right is not None and right.free:
+            key = (right.size, right.addr)
+            keys.pop(bisect_left(keys, key))
+            del blocks[key]
+            block.size += right.size
+            block.next = right.next
+            if right.next is not None:
+                right.next.prev = block
+        key = (block.size, block.addr)
+        insort(keys, key)
+        blocks[key] = block
+
+    def empty_cache(self) -> None:
+        """``torch.cuda.empty_cache()``: segments without a live block go back to the driver."""
+        for pool in self._pools.values():
+            keep: list[tuple[int, int]] = []
+            for key in pool.keys:
+                block = pool.blocks[key]
+                if block.prev is None and block.next is None:
+                    self.reserved -= block.size
+                    del pool.blocks[key]
+                else:
+                    keep.append(key)
+            pool.keys = keep

@@ -1,0 +1,690 @@
+"""A training run as DeepSpeed allocates it, in program order, through the allocator port.
+
+``replay(shape, settings)`` runs load, ``deepspeed.initialize``, two or three iterations (forward, backward,
+optimizer step) and a save for the worst rank, and returns the allocator with the peak of each phase. The
+model's own allocations come from ``decoder``; what DeepSpeed does around them is written here after
+
+* stage 0: ``runtime/fp16/fused_optimizer.py``, ``unfused_optimizer.py``, ``engine.py``
+* stages 1, 2: ``runtime/zero/stage_1_and_2.py``; stage 1 with bf16 and fp32 accumulation:
+  ``runtime/bf16_optimizer.py``
+* stage 3: ``runtime/zero/stage3.py``, ``partition_parameters.py``, ``comm/coalesced_collectives.py``
+
+of DeepSpeed 0.19.8; ``settings.release`` selects what older releases did (0.17.0, 0.18.4, 0.19.0, 0.19.6).
+Sizes are bytes per rank.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
+
+from dstui.estimate.allocator import (
+    ACTIVATIONS,
+    BUFFERS,
+    GRADS,
+    OPTIMIZER,
+    PARAMS,
+    WORKSPACE,
+    Allocator,
+    Block,
+)
+from dstui.estimate.decoder import TIED, Decoder, decoder
+from dstui.estimate.inputs import ModelShape
+from dstui.estimate.program import ALLOC, ENTER, FREE, GRAD, LEAVE, Op, Program, Workload
+from dstui.estimate.settings import Settings
+from dstui.estimate.zero3 import Coordinator
+
+REDUCE_STREAM = 2
+_ALLREDUCE = 500_000_000
+"""``engine.MEMORY_OPT_ALLREDUCE_SIZE`` in elements: stage 0's flattened all-reduce."""
+_NORM_CHUNK = 250_000_000
+"""Elements of one piece of stage 3's norm (``_constant_buffered_norm2``)."""
+
+
+class Peaks(NamedTuple):
+    """What one replay found."""
+
+    allocated: int
+    reserved: int
+    phases: tuple[tuple[str, int, tuple[int, ...]], ...]
+    """Phase, allocated bytes at its peak, the same by ``allocator.PARTS``."""
+    reserved_phases: tuple[tuple[str, int], ...]
+    rest: int
+    """Allocated between two steps."""
+
+
+@lru_cache(maxsize=512)
+def _replay(
+    shape: ModelShape, extra: tuple[tuple[str, object], ...], settings: Settings, workspace: int
+) -> Peaks:
+    run = _Run(shape, settings, workspace)
+    return run.run()
+
+
+def replay(shape: ModelShape, settings: Settings, workspace: int) -> Peaks:
+    """Peaks of ``shape`` trained under ``settings``; ``workspace`` = bytes of the cuBLAS workspaces."""
+    return _replay(shape, tuple(sorted(shape.extra.items())), settings, workspace)
+
+
+def workload(settings: Settings) -> Workload:
+    return Workload(
+        micro_batch=settings.micro_batch,
+        seq=settings.seq,
+        element=settings.element,
+        half=settings.half,
+        attention=settings.attention,
+        lora_rank=settings.lora_rank,
+        lora_targets=settings.lora_targets,
+        quant=settings.quant,
+        weight=settings.element,
+    )
+
+
+class _Run:
+    def __init__(self, shape: ModelShape, settings: Settings, workspace: int) -> None:
+        self.s = settings
+        self.workspace = workspace
+        self.model: Decoder = decoder(shape, workload(settings))
+        self.mem = Allocator()
+        self.programs: list[Program] = list(self.model.blocks())
+        self.first_module: list[int] = []
+        self.first_param: list[int] = []
+        self.numel: list[int] = []
+        self.nbytes: list[int] = []
+        self.trains: list[bool] = []
+        self.module_params: list[tuple[int, ...]] = []
+        for program in self.programs:
+            base = len(self.numel)
+            self.first_module.append(len(self.module_params))
+            self.first_param.append(base)
+            for p in program.params:
+                self.numel.append(p.numel)
+                self.nbytes.append(p.nbytes)
+                self.trains.append(p.trainable and p.numel > 0)
+            for _name, params in program.modules:
+                self.module_params.append(tuple(0 if i == TIED else base + i for i in params))
+        self.trainable = [i for i, t in enumerate(self.trains) if t]
+        self.total = sum(self.numel[i] for i in self.trainable)
+        self.largest = max((self.numel[i] for i in self.trainable), default=0)
+        self.coordinator: Coordinator | None = None
+        self.bf16_optimizer = (
+            settings.stage == 1
+            and settings.accumulate == 4
+            and settings.element == 2
+            and not settings.half
+            and settings.offload_optimizer == "none"
+        )
+        self._offsets: dict[int, int] = {}
+        self.part = self._partition()
+        self.kept: list[Block] = []
+        """Gradients that wait in ``param.grad``."""
+        self.buckets: list[Block] = []
+        self.elements = 0
+        self.members: list[int] = []
+        self.large: list[Block] = []
+        self.collected: Block | None = None
+        """``grads_in_partition`` (stages 1, 2), or the compact fp32 buffer."""
+        self.earlier: Block | None = None
+        self.tied: Block | None = None
+        self.micro = 0
+        self.moments_made = False
+        self.offload = settings.offload_optimizer != "none"
+
+    # -- partitions --------------------------------------------------------------------------------------
+    def _partition(self) -> int:
+        """Elements of this rank's partition, padded to 2 x ranks (``nccl_start_alignment_factor``)."""
+        s = self.s
+        if s.stage == 0:
+            return self.total
+        if s.stage == 3:
+            return sum(-(-self.numel[i] // s.ranks) for i in self.trainable)
+        align = 2 * s.ranks
+        return -(-self.total // align) * align // s.ranks
+
+    def _whole_in_partition(self) -> int:
+        """Elements of ``grads_in_partition`` on the worst rank: parameters that straddle count whole
+        (``stage_1_and_2.py: copy_grads_in_partition``)."""
+        s = self.s
+        if s.ranks == 1:
+            return self.total
+        ends = list(accumulate(self.numel[i] for i in self.trainable))
+        if not ends:
+            return 0
+        worst = 0
+        for rank in range(min(s.ranks, 4096)):
+            low, high = rank * self.part, min((rank + 1) * self.part, self.total)
+            if low >= high:
+                break
+            first, last = bisect_right(ends, low), bisect_right(ends, high - 1)
+            start = ends[first - 1] if first else 0
+            worst = max(worst, ends[last] - start)
+        return worst
+
+    # -- the run -------------------------------------------------------------------------------------------
+    def run(self) -> Peaks:
+        s, mem = self.s, self.mem
+        if s.stage == 3:
+            self._load_stage3()
+        else:
+            self._load()
+        rest = 0
+        passes = 3 if s.stage == 3 else 2
+        for i in range(passes):
+            self._iteration(first=i == 0)
+            rest = mem.allocated
+        mem.phase("save")
+        if (
+            s.gather_on_save and s.ranks > 1
+        ):  # one module at a time (engine._zero3_consolidated_16bit_state_dict)
+            mem.release(mem.malloc(s.element * max(self.numel, default=0), BUFFERS))
+        mem.finish()
+        phases = tuple((name, peak, parts) for name, (peak, parts) in mem.peaks.items())
+        return Peaks(mem.peak, mem.peak_reserved, phases, tuple(mem.reserved_by_phase.items()), rest)
+
+    def _load(self) -> None:
+        """Stages 0-2: the whole model on the GPU, then the wrapper's flat copies."""
+        s, mem = self.s, self.mem
+        originals: list[Block] = []
+        for i, n in enumerate(self.nbytes):
+            if self.numel[i]:
+                block = mem.malloc(n, PARAMS)
+                if self.trains[i]:
+                    originals.append(block)
+        mem.phase("init")
+        b, p = s.element, self.total
+        if s.stage == 0:
+            self._init_stage0(originals)
+            return
+        if self.bf16_optimizer:
+            self._flatten(originals, b * p)
+            mem.malloc(4 * self.part, OPTIMIZER)
+            mem.malloc(4 * p, GRADS)  # fp32_groups_gradients_flat: the whole model
+            return
+        # one flat buffer a parameter group; groups are assumed alike
+        self._flatten(originals, b * p)
+        if self.offload:
+            mem.release(mem.malloc(b * self.part, PARAMS))  # clone of the partition before it moves
+            mem.malloc(b * self.largest, BUFFERS)  # temp_grad_buffer_for_gpu_offload
+            return
+        clone = mem.malloc(b * self.part, PARAMS)
+        if b == 2:
+            mem.malloc(4 * self.part, OPTIMIZER)
+            mem.release(clone)
+        else:
+            clone.tag = PARAMS  # an fp32 run keeps the clone as its master copy
+        zeros = mem.malloc(4 * self.part, GRADS)  # initialize_optimizer_states
+        mem.release(zeros)
+
+    def _flatten(self, originals: list[Block], size: int) -> None:
+        mem = self.mem
+        if self.s.release >= (0, 19, 0):
+            mem.empty_cache()
+            mem.malloc(size, PARAMS)
+            for block in originals:
+                mem.release(block)
+        else:  # through the CPU: the originals go first
+            for block in originals:
+                mem.release(block)
+            mem.empty_cache()
+            mem.malloc(size, PARAMS)
+
+    def _init_stage0(self, originals: list[Block]) -> None:
+        s, mem, p = self.s, self.mem, self.total
+        if s.element == 4:
+            return  # no wrapper: the parameters are the master copy
+        if s.fused and not s.client:
+            clones = [mem.malloc(s.element * self.numel[i], PARAMS) for i in self.trainable]
+            mem.malloc(s.element * p, PARAMS)
+            for block in [*clones, *originals]:
+                mem.release(block)
+            clone = mem.malloc(s.element * p, PARAMS)
+            mem.malloc(4 * p, OPTIMIZER)
+            mem.release(clone)
+            grad = mem.malloc(4 * p, GRADS)
+            self._make_moments(p)
+            mem.release(grad)
+            return
+        for i in self.trainable:  # FP16_UnfusedOptimizer: an fp32 copy of each parameter
+            mem.malloc(4 * self.numel[i], OPTIMIZER)
+        zeros = [mem.malloc(4 * self.numel[i], GRADS) for i in self.trainable]
+        self._make_moments(p)
+        for block in zeros:
+            mem.release(block)
+
+    def _make_moments(self, elements: int) -> None:
+        moment = self.s.moment
+        if moment >= 8:
+            self.mem.malloc(moment // 2 * elements, OPTIMIZER)
+            self.mem.malloc(moment // 2 * elements, OPTIMIZER)
+        elif moment:
+            self.mem.malloc(moment * elements, OPTIMIZER)
+        self.moments_made = True
+
+    def _load_stage3(self) -> None:
+        s, mem = self.s, self.mem
+        originals: list[Block | None] = []
+        shards: list[Block] = []
+        on_gpu = s.offload_param == "none"
+        if not s.zero_init:
+            originals = [mem.malloc(n, PARAMS) if self.numel[i] else None for i, n in enumerate(self.nbytes)]
+            mem.phase("init")
+        for i, n in enumerate(self.nbytes):
+            if not self.numel[i]:
+                continue
+            whole = mem.malloc(n, PARAMS) if s.zero_init else originals[i]
+            if on_gpu:
+                shard = mem.malloc(-(-n // s.ranks), PARAMS)
+                if self.trains[i]:
+                    shards.append(shard)
+            mem.release(whole)
+        mem.phase("init")
+        if on_gpu:  # defragment: through the CPU
+            for shard in shards:
+                mem.release(shard)
+            mem.empty_cache()
+            mem.malloc(s.element * self.part, PARAMS)
+        gpu_groups = [n for i, n in enumerate(self.sub_groups()) if not self._group_on_cpu(i)]
+        for n in gpu_groups:
+            converted = mem.malloc(4 * n, OPTIMIZER)
+            mem.malloc(4 * n, OPTIMIZER)
+            mem.release(converted)
+        if not self.offload:
+            mem.release(mem.malloc(4 * max(gpu_groups, default=0), GRADS))
+        else:
+            for n in gpu_groups:  # ratio < 1: these groups' fp32 gradients live on the GPU
+                mem.malloc(4 * n, GRADS)
+        if s.contiguous:
+            mem.malloc(s.element * s.reduce_bucket, BUFFERS)
+        if not self.offload:
+            mem.malloc(s.accumulate * self.part, GRADS)
+        self.coordinator = Coordinator(
+            mem,
+            self.numel,
+            self.nbytes,
+            prefetch=s.prefetch,
+            live=s.live,
+            reuse=s.reuse,
+            persist=s.persist,
+            copies=s.ranks > 1 or s.offload_param != "none",
+        )
+
+    def sub_groups(self) -> list[int]:
+        """Elements of this rank's share of each sub-group (``stage3._create_fp16_sub_groups``)."""
+        s = self.s
+        if s.stage != 3:
+            return [self.part]
+        if s.sub_group >= self.part:
+            return [self.part]
+        groups, current = [], 0
+        for i in self.trainable:
+            current += -(-self.numel[i] // s.ranks)
+            if current >= s.sub_group:
+                groups.append(current)
+                current = 0
+        if current:
+            groups.append(current)
+        return groups
+
+    def _group_on_cpu(self, index: int) -> bool:
+        """Partial offload acts in whole sub-groups (``_create_fp32_partitions``)."""
+        if not self.offload:
+            return False
+        count = len(self.sub_groups())
+        return index >= int((1 - self.s.ratio) * count)
+
+    # -- one iteration ---------------------------------------------------------------------------------------
+    def _iteration(self, first: bool) -> None:
+        s = self.s
+        steps = min(s.accumulation, 3 if s.stage == 3 else 2)
+        for i in range(steps):
+            self.micro = i
+            if i and s.stage == 2 and not self.offload and not self._compact():
+                self.earlier, self.collected = self.collected, None
+            self._micro_step(first)
+            self._after_backward(last=i + 1 == steps)
+        self._step()
+
+    def _compact(self) -> bool:
+        """Stage 2 with fp32 accumulation keeps one fp32 buffer (since 0.19.6)."""
+        return self.s.accumulate == 4 and self.s.element == 2 and self.s.release >= (0, 19, 6)
+
+    def _micro_step(self, first: bool) -> None:
+        s, mem = self.s, self.mem
+        mem.phase("forward")
+        if self.workspace:
+            mem.malloc(self.workspace, WORKSPACE)
+            self.workspace = 0
+        if self.coordinator is not None:
+            self.coordinator.begin()
+        once = mem.malloc(self.model.saved_once, ACTIVATIONS) if self.model.saved_once else None
+        head, tail = self.programs[0], self.programs[-1]
+        slots_head = self._slots(head)
+        self._execute(0, head.forward, slots_head)
+        x = slots_head[head.output]
+        saved: list[tuple[Block | None, list[Block | None]]] = []
+        last = len(self.programs) - 1
+        for index in range(1, last):
+            program = self.programs[index]
+            slots = self._slots(program)
+            slots[0] = x
+            if s.checkpointing:
+                self._execute(index, program.inference, slots)
+                saved.append((x, []))
+                x = slots[program.inference_output]
+            else:
+                self._execute(index, program.forward, slots)
+                y = slots[program.output]
+                slots[program.output] = None
+                if not program.input_saved:
+                    mem.release(x)
+                    x = None
+                saved.append((x, slots))
+                x = y
+        slots = self._slots(tail)
+        slots[0] = x
+        self._execute(last, tail.forward, slots)
+        if not tail.input_saved:
+            mem.release(x)
+            x = None
+        mem.phase("backward")
+        slots[tail.grad_output] = mem.malloc(4, ACTIVATIONS)
+        self._execute(last, tail.backward, slots)
+        mem.release(slots[tail.output])
+        mem.release(x)
+        grad = slots[tail.grad_input]
+        for index in range(last - 1, 0, -1):
+            program = self.programs[index]
+            x, slots = saved.pop()
+            if s.checkpointing:
+                slots = self._slots(program)
+                slots[0] = x
+                self._execute(index, program.recompute, slots)
+            slots[program.grad_output] = grad
+            self._execute(index, program.backward, slots)
+            grad = slots[program.grad_input]
+            mem.release(x)
+        slots_head[head.grad_output] = grad
+        slots_head[head.output] = None
+        self._execute(0, head.backward, slots_head)
+        mem.release(once)
+
+    @staticmethod
+    def _slots(program: Program) -> list[Block | None]:
+        return [None] * program.slots
+
+    def _execute(self, index: int, ops: list[Op], slots: list[Block | None]) -> None:
+        malloc, release = self.mem.malloc, self.mem.release
+        coordinator = self.coordinator
+        base_module, base_param = self.first_module[index], self.first_param[index]
+        for code, a, n, tag in ops:
+            if code == ALLOC:
+                slots[a] = malloc(n, tag)
+            elif code == FREE:
+                release(slots[a])
+                slots[a] = None
+            elif code == GRAD:
+                self._gradient(base_param + a if a != TIED else TIED, n)
+            elif coordinator is not None:
+                module = base_module + a
+                if code == ENTER:
+                    coordinator.enter(module, self.module_params[module])
+                elif code == LEAVE:
+                    coordinator.leave(module, self.module_params[module])
+
+    # -- gradients -------------------------------------------------------------------------------------------
+    def _gradient(self, p: int, nbytes: int) -> None:
+        """Autograd made the gradient of parameter ``p``."""
+        mem = self.mem
+        block = mem.malloc(nbytes, GRADS)
+        if p == TIED:  # waits until the embedding's own gradient is added to it
+            self.tied = block
+            return
+        if p == 0 and self.tied is not None:
+            mem.release(block)
+            block, self.tied = self.tied, None
+        self._hook(p, block)
+
+    def _hook(self, p: int, block: Block) -> None:
+        s = self.s
+        if s.stage == 0 or self.bf16_optimizer:
+            self._keep_gradient(block)
+            return
+        if s.stage < 3:
+            self._setup_buckets()
+            if s.stage == 1 and not s.overlap:
+                self._keep_gradient(block)
+                return
+        self._add_to_bucket(p, block)
+
+    def _keep_gradient(self, block: Block) -> None:
+        """``param.grad`` until the boundary; later micro steps add in place."""
+        if self.micro:
+            self.mem.release(block)
+        else:
+            self.kept.append(block)
+
+    def _setup_buckets(self) -> None:
+        """``setup_buckets``: at the first gradient (since 0.18.4; before, already when backward begins)."""
+        s = self.s
+        if s.contiguous and not self.buckets:
+            element = s.accumulate if s.stage == 1 else s.element
+            for _i in range(2 if s.overlap else 1):
+                self.buckets.append(self.mem.malloc(element * s.reduce_bucket, BUFFERS))
+
+    def _add_to_bucket(self, p: int, block: Block) -> None:
+        s, n = self.s, self.numel[p]
+        if self.elements + n > s.reduce_bucket and self.members:
+            self._reduce()
+        self.elements += n
+        self.members.append(p)
+        if n > s.reduce_bucket or not s.contiguous:
+            self.large.append(block)
+        else:
+            self.mem.release(block)
+
+    def _reduce(self) -> None:
+        s, mem = self.s, self.mem
+        if not self.members:
+            return
+        if s.stage == 3:
+            self._reduce_stage3()
+        else:
+            stream = REDUCE_STREAM if s.overlap else 0
+            spans = self._spans_ranks()
+            if spans or self._compact():
+                mem.release(mem.malloc(s.element * self.elements, BUFFERS, stream))
+            if s.communication > s.element:
+                mem.release(mem.malloc(s.communication * self.elements, BUFFERS, stream))
+            self._collect()
+        for block in self.large:
+            mem.release(block)
+        self.large = []
+        self.members = []
+        self.elements = 0
+
+    def _spans_ranks(self) -> bool:
+        """A bucket with gradients of several ranks' partitions is flattened for one all-reduce
+        (``use_multi_rank_bucket_allreduce``); of one rank it is sent as it lies."""
+        if self.s.ranks == 1:
+            return False
+        if not self._offsets:
+            ends = list(accumulate(self.numel[i] for i in self.trainable))
+            self._offsets = {i: end - self.numel[i] for i, end in zip(self.trainable, ends, strict=True)}
+        low = min(self._offsets[p] for p in self.members)
+        high = max(self._offsets[p] + self.numel[p] for p in self.members) - 1
+        return low // self.part != high // self.part
+
+    def _collect(self) -> None:
+        """Move what this rank owns out of the bucket: to ``grads_in_partition`` or to the CPU."""
+        s, mem = self.s, self.mem
+        top = max(self.numel[p] for p in self.members)
+        if self.offload:
+            if s.ranks > 1:
+                top = min(top, self.part)
+            if s.accumulation > 1 and self.micro + 1 < min(s.accumulation, 2):
+                return  # accumulated on the CPU through temp_grad_buffer_for_gpu_offload
+            mem.release(mem.malloc(8 * top, BUFFERS))  # norm in fp64
+            mem.release(mem.malloc(4 * top, BUFFERS))  # to fp32, then copied
+            return
+        if self.collected is None:
+            if self._compact():
+                self.collected = mem.malloc(4 * self.part, GRADS)
+            else:
+                self.collected = mem.malloc(s.element * self._whole_in_partition(), GRADS)
+        if self._compact():
+            mem.release(mem.malloc(4 * min(top, self.part), BUFFERS))
+
+    def _reduce_stage3(self) -> None:
+        """``reduce_scatter_coalesced`` and ``partition_grads``."""
+        s, mem = self.s, self.mem
+        single = len(self.members) == 1 and self.numel[self.members[0]] % s.ranks == 0
+        flat = None
+        if not single:
+            padded = sum(-(-self.numel[p] // s.ranks) * s.ranks for p in self.members)
+            flat = mem.malloc(s.element * padded, BUFFERS, REDUCE_STREAM)
+        wide = None
+        if s.accumulate > s.element:
+            shares = sum(-(-self.numel[p] // s.ranks) for p in self.members)
+            wide = mem.malloc(s.accumulate * shares, BUFFERS, REDUCE_STREAM)
+        if self.offload:
+            previous: Block | None = None
+            for p in self.members:
+                share = -(-self.numel[p] // s.ranks)
+                copy = mem.malloc(s.accumulate * share, GRADS, REDUCE_STREAM)
+                mem.release(previous)
+                mem.release(mem.malloc(8 * min(share, _NORM_CHUNK), BUFFERS, REDUCE_STREAM))
+                if s.accumulate != 4:
+                    mem.release(mem.malloc(4 * share, BUFFERS, REDUCE_STREAM))
+                previous = copy
+            mem.release(previous)
+        mem.release(wide)
+        mem.release(flat)
+
+    def _after_backward(self, last: bool) -> None:
+        """``engine.allreduce_gradients`` after each backward."""
+        s, mem = self.s, self.mem
+        if s.stage == 0 or self.bf16_optimizer:
+            if last and (s.ranks > 1 or self.bf16_optimizer):
+                size = s.element * min(self.total, _ALLREDUCE)
+                mem.release(mem.malloc(size, BUFFERS))
+        elif s.stage == 1 and not s.overlap:
+            if last:
+                kept, self.kept = self.kept, []
+                order = sorted(self.trainable)
+                by_time = list(reversed(order))
+                blocks = dict(zip(by_time[: len(kept)], kept, strict=False))
+                for p in order:  # reduce_gradients walks the parameters in their own order
+                    block = blocks.get(p)
+                    if block is not None:
+                        self._add_to_bucket(p, block)
+                self._reduce()
+                self._free_buckets()
+        else:
+            self._reduce()
+            if s.stage < 3:
+                self._free_buckets()
+        if self.earlier is not None:
+            mem.release(self.collected)
+            self.collected, self.earlier = self.earlier, None
+
+    def _free_buckets(self) -> None:
+        for block in self.buckets:
+            self.mem.release(block)
+        self.buckets = []
+
+    # -- the optimizer step ------------------------------------------------------------------------------------
+    def _temporaries(self, elements: int) -> list[Block]:
+        """torch.optim without ``fused``: two fp32 tensors beside the gradient."""
+        if self.s.fused or self.s.optimizer in ("sgd",):
+            return []
+        return [self.mem.malloc(4 * elements, OPTIMIZER) for _i in range(2)]
+
+    def _finish_optimizer(self, elements: int) -> None:
+        """Moments at the first step, temporaries at each."""
+        if not self.moments_made:
+            moment = self.s.moment
+            if moment >= 8:
+                self.mem.malloc(moment // 2 * elements, OPTIMIZER)
+                self.mem.malloc(moment // 2 * elements, OPTIMIZER)
+            elif moment:
+                self.mem.malloc(moment * elements, OPTIMIZER)
+        for block in self._temporaries(elements):
+            self.mem.release(block)
+
+    def _step(self) -> None:
+        s, mem = self.s, self.mem
+        mem.phase("step")
+        if s.stage == 0:
+            self._step_stage0()
+        elif s.stage == 3:
+            self._step_stage3()
+        elif self.bf16_optimizer:
+            mem.release(mem.malloc(8 * min(self.largest, self.part), BUFFERS))
+            self._finish_optimizer(self.part)
+            self._free_kept()
+        elif self.offload:
+            if s.release < (0, 17, 0):  # the whole fp32 partition went through the GPU
+                mem.release(mem.malloc(4 * self.part, BUFFERS))
+        else:
+            mem.release(mem.malloc(8 * min(self.largest, self._whole_in_partition()), BUFFERS))
+            if self._compact():
+                self._finish_optimizer(self.part)
+                mem.release(self.collected)
+            else:
+                size = (s.accumulate if s.accumulate != s.element else s.element) * self.part
+                flat = mem.malloc(size, GRADS)
+                grad = flat if size == 4 * self.part else mem.malloc(4 * self.part, GRADS)
+                if grad is not flat:
+                    mem.release(flat)
+                mem.release(self.collected)
+                self._finish_optimizer(self.part)
+                mem.release(grad)
+            self.collected = None
+        self.moments_made = True
+
+    def _free_kept(self) -> None:
+        for block in self.kept:
+            self.mem.release(block)
+        self.kept = []
+
+    def _step_stage0(self) -> None:
+        s, mem = self.s, self.mem
+        if s.element == 4:
+            self._finish_optimizer(self.total)
+            self._free_kept()
+            return
+        copies = [mem.malloc(4 * self.numel[i], GRADS) for i in self.trainable]
+        flat: Block | None = None
+        if s.fused and not s.client:
+            flat = mem.malloc(4 * self.total, GRADS)
+            for block in copies:
+                mem.release(block)
+            copies = []
+        self._free_kept()
+        for block in self._temporaries(self.total):
+            mem.release(block)
+        mem.release(flat)
+        for block in copies:
+            mem.release(block)
+
+    def _step_stage3(self) -> None:
+        s, mem = self.s, self.mem
+        if self.coordinator is not None:
+            self.coordinator.reset()
+        if not self.offload:
+            mem.release(mem.malloc(8 * -(-self.largest // s.ranks), BUFFERS))
+        for i, n in enumerate(self.sub_groups()):
+            if self._group_on_cpu(i):
+                continue
+            if self.offload:
+                self._finish_optimizer(n)
+                continue
+            flat = mem.malloc(s.accumulate * n, GRADS)
+            grad = flat
+            if s.accumulate != 4:
+                grad = mem.malloc(4 * n, GRADS)
+                mem.release(flat)
+            self._finish_optimizer(n)
+            mem.release(grad)

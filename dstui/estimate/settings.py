@@ -1,0 +1,344 @@
+"""What a ds_config, a training script and a machine size come to, as the numbers the replay needs.
+
+``read_settings`` is the only place of this room that reads a config. Defaults are those of
+``deepspeed/runtime/zero/config.py``, ``runtime/config.py`` and ``runtime/zero/offload_config.py`` (0.19.8);
+where a release differs the difference is in ``Settings`` (``release``) and used in ``replay`` and ``host``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dstui.errors import DstuiError
+from dstui.estimate.inputs import Attention, ModelShape, Training
+from dstui.i18n import _
+
+Target = Literal["none", "cpu", "nvme"]
+Optimizer = Literal["adam", "lion", "sgd", "momentum", "adagrad", "muon", "other"]
+
+_MOMENTS: dict[str, int] = {
+    "adam": 8, "lion": 4, "sgd": 0, "momentum": 4, "adagrad": 4, "muon": 2, "other": 8,
+}  # fmt: skip
+"""Bytes of optimizer state a parameter beside the fp32 copy."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Effective values. Sizes named ``*_elements`` in the config are elements, everything else is plain."""
+
+    stage: int
+    ranks: int
+    ranks_per_node: int
+    micro_batch: int
+    accumulation: int
+    seq: int
+    checkpointing: bool
+    attention: Attention
+    element: int
+    half: bool
+    accumulate: int
+    """Bytes of an element of the gradient accumulation type."""
+    optimizer: Optimizer
+    fused: bool
+    """No temporaries in the step (FusedAdam, fused=True, CPU Adam)."""
+    client: bool
+    """The script makes the optimizer."""
+    overlap: bool
+    contiguous: bool
+    reduce_bucket: int
+    prefetch: int
+    live: int
+    reuse: int
+    persist: int
+    sub_group: int
+    offload_optimizer: Target
+    offload_param: Target
+    ratio: float
+    pin_optimizer: bool
+    pin_param: bool
+    buffer_count: int
+    param_buffer_count: int
+    param_buffer: int
+    max_in_cpu: int
+    zero_init: bool
+    gather_on_save: bool
+    communication: int
+    """Bytes of the communication type."""
+    param_groups: int
+    release: tuple[int, ...]
+    lora_rank: int
+    lora_targets: tuple[str, ...]
+    quant: str
+    load: int
+    """Bytes of a parameter while the model loads."""
+    hf: bool
+
+    @property
+    def moment(self) -> int:
+        return _MOMENTS[self.optimizer]
+
+
+def release_tuple(text: str | None) -> tuple[int, ...]:
+    """``0.19.8`` -> ``(0, 19, 8)``; local parts are ignored. Unknown: the newest known."""
+    parts: list[int] = []
+    for piece in (text or "").split("+")[0].split("."):
+        digits = "".join(c for c in piece if c.isdigit())
+        if not digits:
+            break
+        parts.append(int(digits))
+    return tuple(parts) or (0, 19, 8)
+
+
+def read_settings(
+    config: Mapping[str, Any],
+    training: Training,
+    shape: ModelShape,
+    *,
+    release: str | None,
+    ranks: int,
+    ranks_per_node: int,
+) -> tuple[Settings, list[str]]:
+    """Effective settings and the assumptions that they rest on (translated).
+
+    ``auto`` is filled as transformers fills it (``integrations/deepspeed.py``,
+    ``HfTrainerDeepSpeedConfig.trainer_config_finalize``): buckets from the hidden size, batch from the script.
+    Raises DstuiError where a value cannot be a setting at all.
+    """
+    return _Reader(config, training, shape, release_tuple(release), ranks, ranks_per_node).read()
+
+
+class _Reader:
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        training: Training,
+        shape: ModelShape,
+        release: tuple[int, ...],
+        ranks: int,
+        ranks_per_node: int,
+    ) -> None:
+        self.config, self.training, self.shape = config, training, shape
+        self.release, self.ranks, self.ranks_per_node = release, ranks, ranks_per_node
+        self.assumptions: list[str] = []
+        zero = config.get("zero_optimization")
+        if isinstance(zero, bool):  # DeepSpeed 0.2's form: true means stage 1
+            zero = {"stage": 1 if zero else 0}
+        self.zero: Mapping[str, Any] = zero if isinstance(zero, Mapping) else {}
+
+    def section(self, parent: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+        value = parent.get(key)
+        return value if isinstance(value, Mapping) else {}
+
+    def number(
+        self, parent: Mapping[str, Any], keys: tuple[str, ...], default: float, auto: float | None = None
+    ) -> int:
+        for key in keys:
+            value = parent.get(key)
+            if value is None:
+                continue
+            if value == "auto":
+                return int(default if auto is None else auto)
+            try:
+                number = float(value)
+            except (TypeError, ValueError) as e:
+                raise DstuiError(
+                    _("'{key}' must be a number, found {value!r}").format(key=key, value=value),
+                    _("see: dstui check"),
+                ) from e
+            if number != number or number < 0 or number > 1e15:
+                raise DstuiError(
+                    _("'{key}' must be a number, found {value!r}").format(key=key, value=value),
+                    _("see: dstui check"),
+                )
+            return int(number)
+        return int(default)
+
+    def flag(self, parent: Mapping[str, Any], key: str, default: bool) -> bool:
+        value = parent.get(key)
+        if isinstance(value, str):
+            if value.lower() in ("true", "false"):
+                return value.lower() == "true"
+            return default
+        return default if value is None else bool(value)
+
+    def target(self, key: str, legacy: str) -> tuple[Target, Mapping[str, Any]]:
+        section = self.section(self.zero, key)
+        device = str(section.get("device", "none" if not section else "cpu")).lower()
+        if not section and self.flag(self.zero, legacy, False):
+            device = "cpu"
+        if section and "device" not in section:
+            device = "none"
+        return ("cpu" if device == "cpu" else "nvme" if device == "nvme" else "none"), section
+
+    def precision(self) -> tuple[int, bool]:
+        def on(name: str) -> bool:
+            value = self.section(self.config, name).get("enabled", False)
+            if value == "auto":
+                dtype = self.training.load_dtype or self.shape.dtype or "bfloat16"
+                chosen = dtype == ("bfloat16" if name == "bf16" else "float16")
+                if chosen:
+                    self.assumptions.append(_("{name} 'auto' is taken as on").format(name=name))
+                return chosen
+            return bool(value) and value != "false"
+
+        if on("bf16") or on("bfloat16"):
+            return 2, False
+        if on("fp16"):
+            return 2, True
+        if self.section(self.config, "torch_autocast").get("enabled"):
+            self.assumptions.append(
+                _("torch autocast: parameters and gradients in fp32; activations are overestimated")
+            )
+        return 4, False
+
+    def read(self) -> tuple[Settings, list[str]]:
+        zero, training = self.zero, self.training
+        stage = self.number(zero, ("stage",), 0)
+        if stage not in (0, 1, 2, 3):
+            raise DstuiError(
+                _("ZeRO stage must be 0 to 3, found {stage}").format(stage=stage), _("see: dstui check")
+            )
+        element, half = self.precision()
+        offload_optimizer, optimizer_section = self.target("offload_optimizer", "cpu_offload")
+        offload_param, param_section = self.target("offload_param", "cpu_offload_params")
+        if stage == 0:
+            offload_optimizer = "none"
+        if stage < 3:
+            offload_param = "none"
+            if offload_optimizer == "nvme":
+                offload_optimizer = "cpu"  # stages 1 and 2 keep the states in RAM (stage_1_and_2.py)
+        hidden = self.shape.hidden or 4096
+        pin_default = self.release >= (0, 19, 5)
+        micro, accumulation = self.batch()
+        name, fused, client = self.optimizer(offload_optimizer != "none")
+        accumulate = self.accumulation_type(element)
+        lora = training.lora_rank or 0
+        if lora and self.shape.family is None:
+            lora = 0
+        stage3_gather = self.flag(zero, "stage3_gather_16bit_weights_on_model_save", False) or self.flag(
+            zero, "stage3_gather_fp16_weights_on_model_save", False
+        )
+        communication = {"fp32": 4, "fp16": 2, "bfp16": 2, "bf16": 2}.get(
+            str(self.config.get("communication_data_type")), element
+        )
+        zero_init = training.zero_init if training.zero_init is not None else training.loop == "hf"
+        settings = Settings(
+            stage=stage,
+            ranks=self.ranks,
+            ranks_per_node=self.ranks_per_node,
+            micro_batch=micro,
+            accumulation=accumulation,
+            seq=training.seq,
+            checkpointing=training.checkpointing,
+            attention=training.attention,
+            element=element,
+            half=half,
+            accumulate=accumulate,
+            optimizer=name,
+            fused=fused,
+            client=client,
+            overlap=self.flag(zero, "overlap_comm", stage == 3),
+            contiguous=self.flag(zero, "contiguous_gradients", True) or offload_optimizer != "none",
+            reduce_bucket=max(1, self.number(zero, ("reduce_bucket_size",), 5e8, hidden * hidden)),
+            prefetch=self.number(
+                zero, ("stage3_prefetch_bucket_size", "prefetch_bucket_size"), 5e7, int(0.9 * hidden * hidden)
+            ),
+            live=self.number(zero, ("stage3_max_live_parameters", "max_live_parameters"), 1e9),
+            reuse=self.number(zero, ("stage3_max_reuse_distance", "max_reuse_distance"), 1e9),
+            persist=self.number(
+                zero, ("stage3_param_persistence_threshold", "param_persistence_threshold"), 1e5, 10 * hidden
+            ),
+            sub_group=max(1, self.number(zero, ("sub_group_size",), 1e9)),
+            offload_optimizer=offload_optimizer,
+            offload_param=offload_param,
+            ratio=self.ratio(optimizer_section),
+            pin_optimizer=self.flag(optimizer_section, "pin_memory", pin_default),
+            pin_param=self.flag(param_section, "pin_memory", pin_default),
+            buffer_count=max(1, self.number(optimizer_section, ("buffer_count",), 4)),
+            param_buffer_count=max(1, self.number(param_section, ("buffer_count",), 5)),
+            param_buffer=self.number(param_section, ("buffer_size",), 1e8),
+            max_in_cpu=self.number(param_section, ("max_in_cpu",), 1e9),
+            zero_init=bool(zero_init) and stage == 3,
+            gather_on_save=stage3_gather and stage == 3,
+            communication=communication,
+            param_groups=max(1, training.param_groups),
+            release=self.release,
+            lora_rank=lora,
+            lora_targets=() if training.lora_targets == "all-linear" else tuple(training.lora_targets),
+            quant=training.quant,
+            load={"float32": 4, "float16": 2, "bfloat16": 2}.get(
+                training.load_dtype or self.shape.dtype or "", element
+            ),
+            hf=training.loop == "hf",
+        )
+        return settings, self.assumptions
+
+    def ratio(self, section: Mapping[str, Any]) -> float:
+        value = section.get("ratio", 1.0)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1:
+            return float(value)
+        return 1.0
+
+    def batch(self) -> tuple[int, int]:
+        """Micro batch and accumulation steps (``runtime/config.py: _set_batch_related_parameters``)."""
+
+        def known(key: str) -> int | None:
+            value = self.config.get(key)
+            if value is None or value == "auto":
+                return None
+            return max(1, self.number(self.config, (key,), 1))
+
+        total, micro, steps = (
+            known("train_batch_size"),
+            known("train_micro_batch_size_per_gpu"),
+            known("gradient_accumulation_steps"),
+        )
+        if micro is None and total is not None:
+            micro = max(1, total // (self.ranks * (steps or 1)))
+        if micro is None:
+            micro = self.training.micro_batch
+            if micro is None:
+                micro = 1
+                self.assumptions.append(_("micro batch 1: neither the config nor the script names one"))
+        if steps is None:
+            steps = max(1, total // (self.ranks * micro)) if total is not None else 1
+        return micro, steps
+
+    def optimizer(self, on_cpu: bool) -> tuple[Optimizer, bool, bool]:
+        """Kind, whether its step is free of temporaries, whether the script makes it."""
+        section = self.section(self.config, "optimizer")
+        kind = str(section.get("type", "")).lower()
+        params = self.section(section, "params")
+        client = not kind
+        if client:
+            kind = (self.training.optimizer or "adamw_torch").lower()
+            if not on_cpu and self.training.optimizer is None and self.training.loop != "hf":
+                self.assumptions.append(_("the config names no optimizer: torch.optim.AdamW is assumed"))
+        fused = on_cpu or "fused" in kind or self.training.loop == "hf"
+        if not client:
+            fused = on_cpu or not params.get("torch_adam")
+        if "adagrad" in kind:
+            return "adagrad", fused, client
+        if "muon" in kind:
+            return "muon", fused, client
+        if "lion" in kind:
+            return "lion", fused, client
+        if "sgd" in kind:
+            return ("momentum" if params.get("momentum") else "sgd"), fused, client
+        if "adam" in kind or "lamb" in kind:
+            return "adam", fused, client
+        self.assumptions.append(
+            _("optimizer '{name}' is counted like Adam: two fp32 states a parameter").format(name=kind)
+        )
+        return "other", False, client
+
+    def accumulation_type(self, element: int) -> int:
+        """Bytes of ``data_types.grad_accum_dtype``; before 0.17.6 bf16 without ZeRO accumulated in fp32."""
+        value = str(self.section(self.config, "data_types").get("grad_accum_dtype") or "").lower()
+        if value in ("fp32", "float32"):
+            return 4
+        if value in ("fp16", "bf16", "float16", "bfloat16"):
+            return 2
+        return element

@@ -1,0 +1,190 @@
+"""ZeRO-3's parameter coordinator: which parameters are whole on the GPU at each module call.
+
+A port of ``fetch_sub_module`` and ``release_sub_module`` of
+``deepspeed/runtime/zero/partitioned_param_coordinator.py`` (0.19.8; the same logic since 0.9). The first
+iteration records the order of modules and fetches only what a module needs; later ones prefetch. Gathers are
+allocated on the all-gather stream: a coalesced one as a flat buffer and then a copy per parameter
+(``partition_parameters.py: AllGatherCoalescedHandle.wait``), one parameter alone as a single buffer, and with
+one rank and parameters on the GPU as views of the partition.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from dstui.estimate.allocator import PARAMS, Allocator, Block
+
+GATHER_STREAM = 1
+
+
+class _Gather:
+    __slots__ = ("done", "flat", "params", "waiting")
+
+    def __init__(self, params: list[int], flat: Block | None) -> None:
+        self.params = params
+        self.waiting = set(params)
+        self.flat = flat
+        self.done = False
+
+
+class Coordinator:
+    """``numel`` and ``nbytes`` of each parameter; limits in elements as the config has them."""
+
+    def __init__(
+        self,
+        allocator: Allocator,
+        numel: Sequence[int],
+        nbytes: Sequence[int],
+        *,
+        prefetch: int,
+        live: int,
+        reuse: int,
+        persist: int,
+        copies: bool,
+    ) -> None:
+        self.allocator = allocator
+        self.numel = numel
+        self.nbytes = nbytes
+        self.prefetch, self.live, self.reuse = prefetch, live, reuse
+        self.copies = copies
+        self.persistent = {i for i, n in enumerate(numel) if n <= persist}
+        self.available: dict[int, Block | None] = {}
+        self.inflight: dict[int, _Gather] = {}
+        self.active: dict[int, set[int]] = {}
+        self.count = 0
+        """Elements fetched or in flight, DeepSpeed's ``__n_available_params``."""
+        self.order: list[tuple[int, tuple[int, ...]]] = []
+        self.complete = False
+        self.step = 0
+        self._queue: deque[tuple[int, int]] = deque()
+        self._latest: dict[int, int] = {}
+        self._keep: dict[tuple[int, int], frozenset[int]] = {}
+
+    def begin(self) -> None:
+        """Start of a forward pass: the trace is complete once one iteration has been recorded."""
+        if self.order and not self.complete:
+            self.complete = True
+        self.step = 0
+        self._latest = {}
+        self._queue = deque(
+            (step, p) for step, (_module, params) in enumerate(self.order) for p in sorted(params)
+        )
+
+    def enter(self, module: int, params: tuple[int, ...]) -> None:
+        """``fetch_sub_module``: gather what ``module`` needs, wait for it, prefetch what comes next."""
+        if not self.complete:
+            self.order.append((module, params))
+        needed = [p for p in params if p not in self.available and p not in self.inflight]
+        if needed:
+            self._gather(needed)
+        for p in params:
+            self.active.setdefault(p, set()).add(module)
+            if p in self.inflight:
+                self._wait(p)
+        if self.complete:
+            self._prefetch(params)
+        self.step += 1
+
+    def _prefetch(self, params: tuple[int, ...]) -> None:
+        latest, queue = self._latest, self._queue
+        fresh = sum(1 for p in params if latest.get(p, -1) < self.step)
+        for _i in range(fresh):
+            if not queue:
+                break
+            step, p = queue.popleft()
+            latest[p] = step
+        if self.prefetch <= 0:
+            return
+        room = min(self.live - self.count, self.prefetch)
+        total = 0
+        wanted: list[int] = []
+        chosen: set[int] = set()
+        while queue and total < room:
+            step, p = queue.popleft()
+            latest[p] = max(latest.get(p, -1), step)
+            if p not in chosen and p not in self.available and p not in self.inflight:
+                wanted.append(p)
+                chosen.add(p)
+                total += self.numel[p]
+        if wanted:
+            self._gather(wanted)
+
+    def _gather(self, params: list[int]) -> None:
+        params = sorted(params)
+        self.count += sum(self.numel[p] for p in params)
+        flat = None
+        if self.copies:
+            flat = self.allocator.malloc(sum(self.nbytes[p] for p in params), PARAMS, GATHER_STREAM)
+        gather = _Gather(params, flat)
+        for p in params:
+            self.inflight[p] = gather
+
+    def _wait(self, p: int) -> None:
+        gather = self.inflight.pop(p)
+        if not gather.done:
+            gather.done = True
+            single = len(gather.params) == 1
+            for q in gather.params:
+                if not self.copies:
+                    block = None
+                elif single:
+                    block = gather.flat
+                    gather.flat = None
+                else:
+                    block = self.allocator.malloc(self.nbytes[q], PARAMS, GATHER_STREAM)
+                self.available[q] = block
+        gather.waiting.discard(p)
+        if not gather.waiting and gather.flat is not None:
+            self.allocator.release(gather.flat)
+            gather.flat = None
+
+    def leave(self, module: int, params: tuple[int, ...]) -> None:
+        """``release_sub_module``: free what nobody needs soon."""
+        if not params:
+            return
+        keep = self._needed_soon(params) if self.complete else frozenset()
+        for p in params:
+            self.active.get(p, set()).discard(module)
+            if p in self.persistent and self.complete:
+                continue
+            if p in keep or self._latest.get(p, -1) > self.step:
+                continue
+            self._release(p)
+
+    def _needed_soon(self, params: tuple[int, ...]) -> frozenset[int]:
+        """Those of ``params`` used again within the reuse distance (``__params_to_release``)."""
+        if self.reuse <= 0:
+            return frozenset()
+        key = (self.step, params[0])
+        found = self._keep.get(key)
+        if found is not None:
+            return found
+        wanted, seen, hit = set(params), 0, set()
+        for _module, others in self.order[self.step :]:
+            if seen >= self.reuse:
+                break
+            for q in others:
+                if q in wanted:
+                    hit.add(q)
+                seen += self.numel[q]
+            if len(hit) == len(wanted):
+                break
+        result = frozenset(hit)
+        self._keep[key] = result
+        return result
+
+    def _release(self, p: int) -> None:
+        if p in self.available and not self.active.get(p):
+            self.allocator.release(self.available.pop(p))
+            self.count -= self.numel[p]
+
+    def reset(self) -> None:
+        """``release_and_reset_all`` in the optimizer step; persistent parameters are gathered again after."""
+        for p in list(self.inflight):
+            if p in self.inflight:
+                self._wait(p)
+        self.active.clear()
+        for p in list(self.available):
+            if p not in self.persistent:
+                self._release(p)
