@@ -32,12 +32,13 @@ def gib(n: float | None, digits: int = 1) -> str:
 def parse_size(text: str) -> int:
     """``80GiB``, ``512g``, ``24e9`` -> bytes. ``G``/``GB`` are decimal, ``GiB`` binary. Raises DstuiError."""
     m = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", text, re.I)
-    if not m or m.group(2).lower() not in _UNITS:
+    number = float(m.group(1)) if m else 0.0
+    if not m or m.group(2).lower() not in _UNITS or number > 1e24:
         raise DstuiError(
             _("'{text}' is not a size").format(text=text),
             _("write it like 80GiB, 512GB or a number of bytes"),
         )
-    return int(float(m.group(1)) * _UNITS[m.group(2).lower()])
+    return int(number * _UNITS[m.group(2).lower()])
 
 
 def count(n: float | None) -> str:

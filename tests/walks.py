@@ -20,9 +20,15 @@ def machine(kind: str, python: str = "/usr/bin/python3") -> Facts:
     """Facts by a short name: ``cpu``, ``login``, ``1x24``, ``4x24-busy``, ``8x80``."""
     host = Host(ram_total=256 * GiB, ram_available=200 * GiB, cores=32)
     interpreters = (
-        Interpreter(python, "active", "3.11.9", PACKAGES, "13.0", ("deepspeed", "torchrun", "llamafactory-cli")),
+        Interpreter(
+            python, "active", "3.11.9", PACKAGES, "13.0", ("deepspeed", "torchrun", "llamafactory-cli")
+        ),
     )
-    common: dict[str, Any] = {"host": host, "interpreters": interpreters, "toolchain": Toolchain(compiler="/usr/bin/c++")}
+    common: dict[str, Any] = {
+        "host": host,
+        "interpreters": interpreters,
+        "toolchain": Toolchain(compiler="/usr/bin/c++"),
+    }
     if kind == "cpu":
         return Facts(gpus=(), **common)
     if kind == "login":
@@ -55,7 +61,10 @@ OPENED: tuple[dict[str, Any], ...] = (
     },
     {
         "bf16": {"enabled": "auto"},
-        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+        "optimizer": {
+            "type": "AdamW",
+            "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"},
+        },
         "zero_optimization": {"stage": 2, "cpu_offload": True, "overlap_comm": True},
         "gradient_accumulation_steps": "auto",
         "gradient_clipping": "auto",

@@ -80,12 +80,16 @@ def check_name(name: str) -> str:
 def _load_file(path: Path, *, shipped: bool) -> Preset:
     """Raises DstuiError for a file that is no preset."""
     try:
-        doc = Document.parse(path.read_bytes(), str(path))
+        raw = path.read_bytes()
     except OSError as e:
         raise DstuiError(
             _("{path} cannot be read: {reason}").format(path=path, reason=e.strerror or e)
         ) from e
-    data = doc.data
+    data = Document.parse(raw, str(path)).data
+    try:
+        data = json.loads(raw)  # the same values, but 1.0 stays a float
+    except ValueError:
+        pass  # comments are fine
 
     def text(key: str) -> str:
         value = data.get(key, "")
@@ -188,7 +192,8 @@ def _free(name: str) -> Path:
     return path
 
 
-def _mine(name: str, verb: str) -> Preset:
+def editable(name: str) -> Preset:
+    """The user's preset ``name``, broken ones included. Raises DstuiError for a shipped or unknown one."""
     found = find(name)
     if found is None:
         return load(name)  # raises with the near names
@@ -216,7 +221,7 @@ def save_user(preset: Preset, *, overwrite: bool = False) -> Preset:
     """Write a user preset. ``overwrite`` replaces the user's own of that name, never a shipped one."""
     if overwrite and (found := find(preset.name)) is not None:
         if found.shipped:
-            _mine(preset.name, "write")
+            editable(preset.name)
         path = user_path(preset.name)
     else:
         path = _free(preset.name)
@@ -224,9 +229,18 @@ def save_user(preset: Preset, *, overwrite: bool = False) -> Preset:
     return replace(preset, path=path, shipped=False, problem=None)
 
 
+def replace_file(name: str, draft: Path) -> Preset:
+    """Replace the user's preset by the file ``draft`` if that is a preset. Raises DstuiError, nothing changed."""
+    old = editable(name)
+    assert old.path is not None
+    fresh = _load_file(draft, shipped=False)
+    save(old.path, draft.read_text(encoding="utf-8"), backup=False)
+    return replace(fresh, name=name, path=old.path)
+
+
 def delete(name: str) -> Path:
     """Remove a user preset; returns its path. Raises DstuiError for a shipped or unknown one."""
-    path = _mine(name, "delete").path
+    path = editable(name).path
     assert path is not None
     try:
         path.unlink()
@@ -239,7 +253,7 @@ def delete(name: str) -> Path:
 
 def rename(name: str, new: str) -> Preset:
     """Rename a user preset. Raises DstuiError when shipped, unknown or the new name is taken."""
-    old = _mine(name, "rename")
+    old = editable(name)
     assert old.path is not None
     if name.lower() == new.lower() and name != new:
         target = user_path(new)

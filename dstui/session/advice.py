@@ -305,7 +305,7 @@ def plan(s: State) -> tuple[int, str, str]:
     room = card(s)
     if s.shape is None or room is None:
         return 2, "none", _("the everyday choice; the model's size is not known yet")
-    offered = [(0, "none"), (1, "none"), (2, "none")] if s.world > 1 else [(0, "none")]
+    offered = [(0, "none"), (2, "none")] if s.world > 1 else [(0, "none")]
     if s.get("method") != "full" and s.world > 1:
         offered = [(2, "none")]
     offered += [(3, "none")] if s.world > 1 else []
@@ -314,9 +314,6 @@ def plan(s: State) -> tuple[int, str, str]:
     for stage, offload in offered:
         need = states(s, stage, offload)
         if need is not None and need <= room * (DP_ROOM if stage == 0 else ROOM):
-            # stage 1 saves less than 2 for the same traffic: only when there is room to spare
-            if stage == 1 and need > room * DP_ROOM:
-                continue
             if stage == 0:
                 why = _("all states, {need}, fit on one card of {room}: no need to split").format(
                     need=gib(need), room=gib(room)

@@ -22,6 +22,7 @@ from dstui.facts.model import Facts
 from dstui.i18n import _
 from dstui.rules.diagnostic import FileReport, Severity
 from dstui.session import advice, compose, engines
+from dstui.session.check import check_text
 from dstui.session.model import STEP_IDS, STEPS, Batch, FieldView, Report, Step, Written
 from dstui.session.state import BATCH, State
 from dstui.session.table import BY_ID, FIELDS, FieldSpec, parse, show
@@ -296,7 +297,7 @@ class Session:
                 if not o.enabled:
                     raise DstuiError(f"{o.label.strip()}: {o.why_not}")
                 return o.value
-        if spec.id == "python":
+        if spec.id == "python" and parse(BY_ID["script"], parsed):
             path = self._state.at_cwd(str(parsed))
             if os.access(path, os.X_OK) and path.is_file():
                 return str(path)
@@ -435,7 +436,7 @@ class Session:
             warnings.append(_("{why}; it is written as {total}").format(why=s.batch_misfit, total=_total))
         estimate = self._estimate(self._compose(effective=True).data, warnings)
         check = self._check(text)
-        findings = check.findings if check else ()
+        findings = check.findings
         labels = {f.id: f.label for f in FIELDS}
         blockers = [f"{labels[i]}: {error}" for i, error in self.problems()]
         if s.facts is not None and s.facts.gpus and not s.get("cards"):
@@ -510,8 +511,32 @@ class Session:
             s.shape, self._training(), config, s.used, release=s.release or newest(), world_size=s.world
         )
 
-    def _check(self, text: str) -> FileReport | None:
-        return None
+    def _check(self, text: str) -> FileReport:
+        s = self._state
+        micro, steps, _total = s.batch
+        precision = s.get("precision")
+        args = {
+            "per_device_train_batch_size": micro,
+            "gradient_accumulation_steps": steps,
+            "bf16": precision == "bf16",
+            "fp16": precision == "fp16",
+            "learning_rate": s.get("lr"),
+            "weight_decay": s.get("weight_decay"),
+            "max_grad_norm": s.get("gradient_clipping"),
+        }
+        shape = s.shape
+        return check_text(
+            text,
+            engine=s.get("engine"),
+            path=str(s.get("output")),
+            release=s.release,
+            world_size=s.world,
+            facts=s.used,
+            args=args if s.trainer else None,
+            params=shape.params if shape else None,
+            trained=advice.trained(s),
+            local=bool(s.facts and s.facts.source == "detected"),
+        )
 
     def _trainer_warnings(self) -> list[str]:
         """What the Trainer's own arguments must say so that the run is what was estimated."""
@@ -592,9 +617,7 @@ def _check_args(s: State) -> str:
 
 
 def _check_cwd(s: State) -> str:
-    return (
-        "" if Path(s.get("cwd")).expanduser().is_dir() else _("{path} is no folder").format(path=s.get("cwd"))
-    )
+    return "" if s.at_cwd(s.get("cwd")).is_dir() else _("{path} is no folder").format(path=s.get("cwd"))
 
 
 def _check_nvme(s: State) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,8 @@ class State:
         if field in self.base_values and field in self.stated and self._open(field, self.base_values[field]):
             source = _("from the preset") if self.base_kind == "preset" else _("as in your file")
             return self.base_values[field], source
+        if field == "offload" and self.stated.get(field) == "both" and self._open(field, "optimizer"):
+            return "optimizer", _("the part that this stage can offload")
         return advice.RECOMMEND[field](self)
 
     @property
@@ -262,7 +265,7 @@ class State:
     # --- script and model ---
 
     def at_cwd(self, path: str) -> Path:
-        p = Path(path).expanduser()
+        p = Path(os.path.expanduser(path))  # noqa: PTH111 - pathlib raises for an unknown ~user
         return p if p.is_absolute() else Path(self.get("cwd")) / p
 
     @property
@@ -317,9 +320,11 @@ class State:
 
             path = self.at_cwd(spec)
             try:
-                self._shapes[spec] = load_model(str(path) if path.exists() else spec)
+                self._shapes[spec] = load_model(str(path) if os.path.lexists(path) else spec)
             except DstuiError as e:
                 self._shapes[spec] = e
+            except OSError as e:  # a name that no file system takes
+                self._shapes[spec] = DstuiError(e.strerror or str(e))
         return self._shapes[spec]
 
     @property

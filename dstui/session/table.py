@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -250,7 +251,10 @@ def parse(spec: FieldSpec, raw: Any) -> Any:
         return tuple(str(p) for p in raw)
     if spec.kind == "choice":
         return raw
-    return str(raw).strip()
+    text = str(raw).strip()
+    if spec.kind == "path" and ("\0" in text or any(len(os.fsencode(p)) > 255 for p in text.split("/"))):
+        raise DstuiError(_("no file can have this name"))
+    return text
 
 
 def _number(spec: FieldSpec, raw: Any) -> int | float:

@@ -13,6 +13,7 @@ import os
 import sys
 import tempfile
 import warnings
+from pathlib import Path
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 warnings.simplefilter("ignore")
@@ -57,7 +58,7 @@ for line in sys.stdin:
         with contextlib.redirect_stdout(io.StringIO()):
             config = job["file"]
             if job["engine"] in ("hf", "llamafactory"):
-                with open(job["file"], encoding="utf-8") as f:
+                with Path(job["file"]).open(encoding="utf-8") as f:
                     filled = HfTrainerDeepSpeedConfig(json.load(f))
                 args = View(
                     base,
