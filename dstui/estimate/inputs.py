@@ -64,3 +64,5 @@ class Training:
     optimizer: str | None = None
     """Optimizer made by the script when the config has none (``adamw_torch`` ...)."""
     param_groups: int = 1
+    load_on: Literal["cpu", "gpu"] = "cpu"
+    """Where the model is made before ``deepspeed.initialize`` (without zero.Init)."""

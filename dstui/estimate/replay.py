@@ -688,3 +688,25 @@ class _Run:
                 mem.release(flat)
             self._finish_optimizer(n)
             mem.release(grad)
+
+
+class Dimensions(NamedTuple):
+    """Sizes that the host's part of an estimate needs."""
+
+    trainable: tuple[int, ...]
+    """Elements of each trained parameter, in registration order."""
+    frozen_bytes: int
+    part: int
+    sub_groups: tuple[int, ...]
+
+
+def run_dimensions(shape: ModelShape, settings: Settings) -> Dimensions:
+    """Trained parameters, stored bytes of the others, and one rank's partition."""
+    return _dimensions(shape, tuple(sorted(shape.extra.items())), settings)
+
+
+@lru_cache(maxsize=512)
+def _dimensions(shape: ModelShape, extra: tuple[tuple[str, object], ...], settings: Settings) -> Dimensions:
+    run = _Run(shape, settings, 0)
+    frozen = sum(n for n, t in zip(run.nbytes, run.trains, strict=True) if not t)
+    return Dimensions(tuple(run.numel[i] for i in run.trainable), frozen, run.part, tuple(run.sub_groups()))

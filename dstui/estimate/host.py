@@ -1,0 +1,170 @@
+"""Host RAM of a node and NVMe space: what the offloads pin, what stays pageable, by phase.
+
+Formulas after ``stage_1_and_2.py.__init__``/``initialize_optimizer_states``, ``stage3.py._create_fp32_partitions``/
+``initialize_optimizer_states``/``_create_param_groups_fp16_flat_cpu_memory`` and ``swap_tensor/*`` of DeepSpeed
+0.19.8. Pinned blocks are rounded up to a power of two by torch's CachingHostAllocator and stay in its cache
+when freed. Checked against four offload runs on H200 (pinned exact, peak RSS within 1 %).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dstui.estimate import hardware
+from dstui.estimate.families import Inventory
+from dstui.estimate.settings import Settings
+
+_SHARD = 5_000_000_000
+"""Default size of one safetensors shard (``save_pretrained``): what zero.Init loads at a time."""
+
+
+@dataclass(frozen=True)
+class HostNeed:
+    """Bytes per node. ``phases`` are peaks of RSS summed over the node's ranks."""
+
+    pinned: int
+    pageable: int
+    phases: dict[str, int]
+    parts: dict[str, int]
+    nvme: int
+
+    @property
+    def peak(self) -> int:
+        return max(self.phases.values())
+
+    @property
+    def phase(self) -> str:
+        return max(self.phases, key=lambda k: self.phases[k])
+
+
+def pinned_block(nbytes: int) -> int:
+    """Bytes that a pinned block really takes: the next power of two (CachingHostAllocator)."""
+    return 1 << (nbytes - 1).bit_length() if nbytes > 0 else 0
+
+
+class _Ledger:
+    def __init__(self) -> None:
+        self.pinned: dict[str, int] = {}
+        self.pageable: dict[str, int] = {}
+
+    def add(self, part: str, nbytes: int, pin: bool, blocks: int = 1) -> None:
+        """``blocks`` equal blocks of ``nbytes`` in all."""
+        if nbytes <= 0:
+            return
+        if pin:
+            each = pinned_block(-(-nbytes // blocks))
+            self.pinned[part] = self.pinned.get(part, 0) + each * blocks
+        else:
+            self.pageable[part] = self.pageable.get(part, 0) + nbytes
+
+    def total(self) -> int:
+        return sum(self.pinned.values()) + sum(self.pageable.values())
+
+
+def host_need(
+    s: Settings, trainable: list[int], frozen: int, sub_groups: list[int], part: int, *, load_on_gpu: bool
+) -> HostNeed:
+    """RAM and NVMe of one node.
+
+    ``trainable``: elements of each trained parameter; ``frozen``: stored bytes of the others; ``part``:
+    elements of one rank's partition; ``sub_groups``: stage 3's sub-groups of it.
+    """
+    b = s.element
+    total = sum(trainable)
+    largest = max(trainable, default=0)
+    ledger = _Ledger()
+    moment = 8 if s.optimizer in ("adam", "lion", "other") else s.moment  # CPU Lion keeps a second state too
+    init_extra = step_extra = 0
+    nvme = 0
+    if s.offload_optimizer != "none" and s.stage in (1, 2):
+        always = s.release < (0, 18, 3)  # the master copy was pinned whatever pin_memory said (PR 7689)
+        pin = s.pin_optimizer
+        ledger.add("master", 4 * part, pin or always)
+        ledger.add("grads", 4 * part, pin)
+        if s.release >= (0, 17, 0):
+            ledger.add("params", b * part, pin or always)
+        ledger.add("staging", b * largest, pin)
+        if s.accumulation > 1:  # accumulated_grads_in_cpu: one block a parameter of the partition
+            for n in _first(trainable, part):
+                ledger.add("accumulated grads", b * n, pin)
+        ledger.add("moments", moment * part, False)
+        # zeros are made pageable, then copied to a pinned block; the bf16 one lives to the end of __init__
+        init_extra = ((4 + b) * part if pin else 0) - moment * part
+    elif s.offload_optimizer != "none" and s.stage == 3:
+        count = len(sub_groups)
+        on_cpu = [n for i, n in enumerate(sub_groups) if i >= int((1 - s.ratio) * count)]
+        share = sum(on_cpu)
+        if s.offload_optimizer == "cpu":
+            ledger.add("master", 4 * share, False)
+            ledger.add("moments", moment * share, False)
+            for n in on_cpu:
+                ledger.add("grads", 4 * n, s.pin_optimizer)
+            init_extra = 4 * max(on_cpu, default=0) - moment * share
+            step_extra = b * max(on_cpu, default=0)  # the new fp32 values in 16 bits on their way to the GPU
+        else:
+            widest = max(sub_groups, default=0)
+            aligned = -(-widest // 1024) * 1024
+            each = 4 * aligned if s.release >= (0, 19, 4) else pinned_block(4 * aligned)
+            ledger.pinned["swap buffers"] = each * s.buffer_count
+            nvme += (4 + s.moment + 4) * part
+            init_extra = 4 * widest
+        ledger.add("grad partitions", s.accumulate * part, s.pin_optimizer)
+    if s.offload_param == "cpu":
+        ledger.add("params", b * part, True)  # the flat buffer is always pinned
+        cached = sum(pinned_block(b * -(-n // s.ranks)) if s.pin_param else 0 for n in trainable)
+        ledger.pinned["pinned cache"] = cached  # the partitions before they moved to the flat buffer
+        ledger.add("frozen params", -(-frozen // s.ranks), s.pin_param)
+    elif s.offload_param == "nvme":
+        nvme += b * part + -(-frozen // s.ranks)
+        kept = min(s.max_in_cpu, part)
+        ledger.add("params", b * kept, True)
+        buffers = s.param_buffer_count * b * s.param_buffer
+        ledger.pinned["param buffers"] = buffers if s.release >= (0, 19, 4) else pinned_block(buffers)
+    if s.stage == 3 and s.offload_param == "none":
+        init_extra = max(
+            init_extra, b * part - ledger.pageable.get("moments", 0) - sum(ledger.pinned.values())
+        )
+    whole = s.load * total + frozen
+    ranks = min(s.ranks, s.ranks_per_node)
+    if load_on_gpu and not s.zero_init:
+        load = hardware.RANK_RSS_LOAD
+    elif s.zero_init:
+        load = hardware.RANK_RSS_LOAD + min(whole, _SHARD) + (b * part if s.offload_param != "none" else 0)
+    else:
+        load = hardware.RANK_RSS_LOAD + whole
+    kept_total = ledger.total()
+    phases = {
+        "load": load * ranks,
+        "init": (hardware.RANK_RSS_INIT + max(0, kept_total + init_extra)) * ranks,
+        "step": (hardware.RANK_RSS + kept_total + step_extra) * ranks,
+    }
+    if s.gather_on_save:
+        phases["save"] = phases["step"] - step_extra * ranks + b * total + frozen
+    parts = {k: v * ranks for k, v in {**ledger.pinned}.items()}
+    for k, v in ledger.pageable.items():
+        parts[k] = parts.get(k, 0) + v * ranks
+    parts["processes"] = hardware.RANK_RSS * ranks
+    return HostNeed(
+        pinned=sum(ledger.pinned.values()) * ranks,
+        pageable=(sum(ledger.pageable.values()) + hardware.RANK_RSS) * ranks,
+        phases=phases,
+        parts=parts,
+        nvme=nvme * ranks,
+    )
+
+
+def _first(sizes: list[int], elements: int) -> list[int]:
+    """The first parameters until they reach ``elements``."""
+    out: list[int] = []
+    seen = 0
+    for n in sizes:
+        if seen >= elements:
+            break
+        out.append(n)
+        seen += n
+    return out
+
+
+def trainable_sizes(inventory: Inventory, lora: list[int] | None) -> list[int]:
+    """Elements of each trained parameter: all of the model's, or the adapters'."""
+    return inventory.parameters() if lora is None else lora

@@ -1,0 +1,492 @@
+"""Does it fit: GPU per rank, host RAM per node, NVMe, by phase and part, with the changes that would help.
+
+``estimate`` is pure and needs neither torch nor DeepSpeed. It replays the allocations of the run
+(``replay``), adds what no tensor shows (``hardware``), counts host RAM (``host``) and compares with the facts.
+On one and two H200 with Llama-like models its *allocated* is within 0.2 % of 18 measured runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from dstui.estimate import hardware
+from dstui.estimate.allocator import PARTS
+from dstui.estimate.changes import candidates
+from dstui.estimate.decoder import APPROXIMATE
+from dstui.estimate.families import inventory
+from dstui.estimate.host import HostNeed, host_need
+from dstui.estimate.inputs import ModelShape, Training
+from dstui.estimate.replay import Peaks, replay, run_dimensions
+from dstui.estimate.result import (
+    PHASES,
+    Binds,
+    Change,
+    Estimate,
+    GpuFit,
+    HostFit,
+    NvmeFit,
+    Phase,
+    Range,
+    Verdict,
+)
+from dstui.estimate.settings import Settings, read_settings
+from dstui.facts.model import Facts, Gpu
+from dstui.i18n import _
+from dstui.units import count, gib
+
+VERIFIED = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+"""Families whose allocated memory was compared with measured runs (or share every operator with one)."""
+
+
+def estimate(
+    shape: ModelShape,
+    training: Training,
+    config_data: Mapping[str, Any],
+    facts: Facts,
+    *,
+    release: str | None,
+    world_size: int | None = None,
+    changes: bool = True,
+) -> Estimate:
+    """The fit of one training run on the machine of ``facts``.
+
+    ``config_data`` is the parsed ds_config (an empty one is plain data parallel). ``world_size`` defaults to
+    all GPUs of all nodes. ``changes=False`` skips the search for single changes that would make it fit.
+    A missing fact gives the verdict ``unknown`` and its reason. Raises DstuiError for a config that cannot be
+    read as one.
+    """
+    machine = _Machine(facts, world_size)
+    result = _one(shape, training, config_data, machine, release)
+    if changes and result.verdict in ("no", "tight"):
+        found = _changes(shape, training, config_data, machine, release, result)
+        result = replace(result, changes=found)
+    return result
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One way to place the states."""
+
+    stage: int
+    offload_optimizer: str
+    offload_param: str
+    estimate: Estimate
+    edits: tuple[Mapping[str, Any], ...] = ()
+
+
+PLACEMENTS: tuple[tuple[int, str, str], ...] = (
+    (0, "none", "none"),
+    (1, "none", "none"),
+    (1, "cpu", "none"),
+    (2, "none", "none"),
+    (2, "cpu", "none"),
+    (3, "none", "none"),
+    (3, "cpu", "none"),
+    (3, "none", "cpu"),
+    (3, "cpu", "cpu"),
+    (3, "nvme", "nvme"),
+)
+"""Stage, optimizer offload, parameter offload: every cell of the grid, cheapest first within a stage."""
+
+
+def grid(
+    shape: ModelShape,
+    training: Training,
+    config_data: Mapping[str, Any],
+    facts: Facts,
+    *,
+    release: str | None,
+    world_size: int | None = None,
+) -> list[Cell]:
+    """Every stage x offload cell, everything else as in ``config_data``."""
+    machine = _Machine(facts, world_size)
+    return [
+        Cell(stage, o, p, _one(shape, training, placed(config_data, stage, o, p), machine, release))
+        for stage, o, p in PLACEMENTS
+    ]
+
+
+def placed(config_data: Mapping[str, Any], stage: int, optimizer: str, param: str) -> dict[str, Any]:
+    """``config_data`` with another stage and offload; sections keep their other keys."""
+    data = dict(config_data)
+    zero = data.get("zero_optimization")
+    zero = dict(zero) if isinstance(zero, Mapping) else {}
+    zero["stage"] = stage
+    for key, device in (("offload_optimizer", optimizer), ("offload_param", param)):
+        if device == "none":
+            zero.pop(key, None)
+        else:
+            old = zero.get(key)
+            zero[key] = {**(old if isinstance(old, Mapping) else {}), "device": device}
+    zero.pop("cpu_offload", None)
+    zero.pop("cpu_offload_params", None)
+    data["zero_optimization"] = zero
+    return data
+
+
+class _Machine:
+    """Capacities out of the facts."""
+
+    def __init__(self, facts: Facts, world_size: int | None) -> None:
+        self.facts = facts
+        self.gpus: Sequence[Gpu] | None = facts.gpus
+        self.cpu_only = facts.gpus is not None and len(facts.gpus) == 0
+        known = facts.world_size
+        self.ranks_known = world_size is not None or known is not None
+        self.ranks = max(1, world_size or known or 1)
+        self.nodes = max(1, min(facts.nodes, self.ranks))
+        here = len(facts.gpus) if facts.gpus else self.ranks
+        self.ranks_per_node = max(1, min(here, -(-self.ranks // self.nodes)))
+        if self.cpu_only:
+            self.ranks_per_node = -(-self.ranks // self.nodes)
+        used = list(facts.gpus or ())[: self.ranks_per_node]
+        self.capability = used[0].compute_capability if used else None
+        free = [g.memory_free if g.memory_free is not None else g.memory_total for g in used]
+        sizes = [n for n in free if n is not None]
+        self.gpu_capacity = min(sizes) if sizes and len(sizes) == len(free) else None
+        host = facts.host
+        self.host_capacity = host.memory_free if host.memory_free is not None else host.memory_capacity
+        places = [s.free for s in facts.storage if s.free is not None and s.writable is not False]
+        self.nvme_capacity = max(places) if places else None
+        self.notes: list[str] = []
+        for g in used:
+            if g.memory_total is None or g.memory_free is None:
+                continue
+            taken = g.memory_total - g.memory_free
+            if g.busy or taken > g.memory_total // 20:
+                self.notes.append(
+                    _("GPU {index}: {taken} are used by others and not counted as free").format(
+                        index=g.index, taken=gib(taken)
+                    )
+                )
+
+
+@lru_cache(maxsize=1)
+def _reference_shapes() -> tuple[ModelShape, ...]:
+    """Dense Llama-like shapes by size, to guess dimensions from a bare parameter count."""
+    from dstui.estimate.model import load_model
+
+    names = (
+        "smollm2-135m", "smollm2-360m", "tinyllama-1.1b", "smollm2-1.7b", "llama-3.2-3b", "llama-2-7b",
+        "llama-2-13b", "yi-34b", "llama-2-70b", "llama-3.1-405b",
+    )  # fmt: skip
+    return tuple(load_model(n) for n in names)
+
+
+def _guess(shape: ModelShape) -> ModelShape:
+    """A generic Llama-like shape of about ``shape.params`` parameters: the nearest known one, with as many
+    layers as it takes."""
+    import math
+
+    nearest = min(_reference_shapes(), key=lambda s: abs(math.log(s.params / max(1, shape.params))))
+    layers = nearest.layers or 1
+    inv = inventory(nearest)
+    per_layer = sum(m.numel for m in inv.kinds[0])
+    rest = nearest.params - layers * per_layer
+    wanted = max(1, round((shape.params - rest) / per_layer))
+    guess = replace(nearest, layers=min(wanted, 4 * layers), dtype=shape.dtype, name=shape.name)
+    return replace(guess, params=inventory(guess).params)
+
+
+def _one(
+    shape: ModelShape,
+    training: Training,
+    config_data: Mapping[str, Any],
+    machine: _Machine,
+    release: str | None,
+) -> Estimate:
+    guessed = shape.family is None
+    model = _guess(shape) if guessed else shape
+    settings, assumptions = read_settings(
+        config_data,
+        training,
+        model,
+        release=release,
+        ranks=machine.ranks,
+        ranks_per_node=machine.ranks_per_node,
+    )
+    if machine.cpu_only:  # pinning is a no-op of the CPU accelerator: nothing is rounded
+        settings = replace(settings, pin_optimizer=False, pin_param=False)
+    scale = shape.params / model.params if guessed else 1.0
+    workspace = 0 if machine.cpu_only else hardware.workspace(machine.capability)
+    peaks = replay(model, settings, workspace)
+    dims = run_dimensions(model, settings)
+    host = host_need(
+        settings,
+        list(dims.trainable),
+        dims.frozen_bytes,
+        list(dims.sub_groups),
+        dims.part,
+        load_on_gpu=training.load_on == "gpu" and not machine.cpu_only,
+    )
+    assumptions = [*_explain(shape, training, settings, guessed), *assumptions, *machine.notes, *shape.notes]
+    doubts = _doubt(shape, training, settings, guessed)
+    if machine.cpu_only:
+        return _on_cpu(peaks, settings, machine, host, doubts, scale, assumptions)
+    gpu = _gpu(peaks, settings, machine, doubts, scale)
+    host_fit = _host(host, machine, scale)
+    nvme = NvmeFit(machine.nvme_capacity, round(host.nvme * scale)) if host.nvme else None
+    verdict, reason, binds = _judge(gpu, host_fit, nvme, host, settings, machine)
+    if guessed and verdict in ("fits", "tight"):
+        low_states = _states(peaks) * scale
+        if gpu.device is None or gpu.capacity is None or gpu.device.high > gpu.capacity:
+            verdict = "unknown"
+            reason = _(
+                "only the number of parameters is known: the states need {size} per GPU, activations are a guess"
+            ).format(size=gib(low_states))
+    return Estimate(verdict, gpu, host_fit, nvme, binds, (), tuple(dict.fromkeys(assumptions)), reason)
+
+
+def _states(peaks: Peaks) -> int:
+    """Bytes of parameters, gradients and optimizer states at the fullest phase."""
+    return max((sum(parts[:4]) for _name, _peak, parts in peaks.phases), default=0)
+
+
+@dataclass(frozen=True)
+class _Doubt:
+    """Relative widths of the ranges, and bytes that the loop may hold in addition."""
+
+    low: float
+    high: float
+    reserved: float
+    extra: int
+
+
+def _doubt(shape: ModelShape, training: Training, s: Settings, guessed: bool) -> _Doubt:
+    extra = 0
+    if training.loop == "plain" and shape.vocab:
+        extra = s.element * shape.vocab * s.micro_batch * s.seq  # `outputs` still names the logits
+    low, high = (0.02, 0.03) if shape.family in VERIFIED else (0.05, 0.07)
+    if shape.family in APPROXIMATE:
+        low, high = 0.12, 0.18
+    if s.quant != "none":
+        low, high = max(low, 0.06), max(high, 0.1)
+    if s.attention == "eager" or s.release < (0, 16, 0):
+        low, high = max(low, 0.05), max(high, 0.06)
+    if guessed:
+        low, high = 0.25, 0.4
+    return _Doubt(low, high, 0.12 if s.attention == "eager" else 0.08, extra)
+
+
+def _explain(shape: ModelShape, training: Training, s: Settings, guessed: bool) -> list[str]:
+    out: list[str] = []
+    if guessed:
+        out.append(
+            _(
+                "{name}: dimensions unknown; activations are those of a Llama-like model of {n} parameters"
+            ).format(name=shape.name, n=count(shape.params))
+        )
+    elif shape.family in APPROXIMATE:
+        out.append(_("mixture of experts: activations are approximate"))
+    out.append(
+        _("micro batch {micro}, {seq} tokens, no padding, attention {attention}").format(
+            micro=s.micro_batch, seq=s.seq, attention=s.attention
+        )
+    )
+    if s.zero_init:
+        out.append(_("the model is built under zero.Init"))
+    if training.loop == "plain" and s.stage == 3 and training.zero_init is None:
+        out.append(_("without zero.Init every rank first holds the whole model"))
+    if s.quant != "none":
+        out.append(_("quantised weights: packed sizes of bitsandbytes"))
+    return out
+
+
+def _gpu(peaks: Peaks, s: Settings, machine: _Machine, doubt: _Doubt, scale: float) -> GpuFit:
+    allocated = round(peaks.allocated * scale)
+    reserved = max(round(peaks.reserved * scale), allocated)
+    over = hardware.overhead(machine.capability, s.ranks, s.stage)
+    a = Range(
+        round(allocated * (1 - doubt.low)), allocated, round(allocated * (1 + doubt.high)) + doubt.extra
+    )
+    r = Range(
+        max(a.low, round(reserved * (1 - doubt.reserved - doubt.low))),
+        reserved,
+        round(reserved * (1 + doubt.reserved + doubt.high)) + doubt.extra,
+    )
+    d = Range(r.low + over.low, r.expected + over.expected, r.high + over.high)
+    order = {name: i for i, name in enumerate(PHASES)}
+    phases = tuple(
+        Phase(name, {part: round(n * scale) for part, n in zip(PARTS, parts, strict=True) if n})
+        for name, _peak, parts in sorted(peaks.phases, key=lambda p: order[p[0]])
+    )
+    return GpuFit(machine.gpu_capacity, a, r, d, phases)
+
+
+def _host(need: HostNeed, machine: _Machine, scale: float) -> HostFit:
+    peak = round(need.peak * scale)
+    return HostFit(
+        machine.host_capacity,
+        round(need.pinned * scale),
+        round(need.pageable * scale),
+        Range(round(peak * 0.93), peak, round(peak * 1.1)),
+        {k: round(v * scale) for k, v in need.parts.items()},
+    )
+
+
+def _on_cpu(
+    peaks: Peaks,
+    s: Settings,
+    machine: _Machine,
+    need: HostNeed,
+    doubt: _Doubt,
+    scale: float,
+    assumptions: list[str],
+) -> Estimate:
+    """No GPU: every tensor lives in host RAM, once per rank."""
+    ranks = min(s.ranks, s.ranks_per_node)
+    tensors = round(peaks.allocated * scale)
+    offloaded = sum(v for k, v in need.parts.items() if k != "processes")
+    per_rank = tensors + hardware.RANK_RSS_CPU
+    peak = per_rank * ranks + round(offloaded * scale)
+    host = HostFit(
+        machine.host_capacity,
+        0,
+        peak,
+        Range(
+            round(peak * (1 - doubt.low - 0.05)),
+            peak,
+            round(peak * (1 + doubt.high + 0.15)) + doubt.extra * ranks,
+        ),
+        {"tensors": tensors * ranks, "processes": hardware.RANK_RSS_CPU * ranks},
+    )
+    gpu = GpuFit(None, None, None, None, ())
+    assumptions = [_("no GPU: every tensor is in host RAM"), *assumptions]
+    notes = tuple(dict.fromkeys(assumptions))
+    phase, part = _fullest(peaks)
+    if machine.host_capacity is None:
+        return Estimate("unknown", gpu, host, None, None, (), notes, _("how much RAM is free is not known"))
+    verdict = _compare(peak, host.peak.high if host.peak else peak, machine.host_capacity)
+    return Estimate(verdict, gpu, host, None, Binds("host", phase, part), (), notes, None)
+
+
+def _fullest(peaks: Peaks) -> tuple[str, str]:
+    name, _peak, parts = max(peaks.phases, key=lambda p: p[1])
+    return name, PARTS[max(range(len(parts)), key=lambda i: parts[i])]
+
+
+def _compare(expected: int, high: int, capacity: int) -> Verdict:
+    if expected > capacity:
+        return "no"
+    return "fits" if high <= capacity and expected <= 0.95 * capacity else "tight"
+
+
+def _judge(
+    gpu: GpuFit, host: HostFit, nvme: NvmeFit | None, need: HostNeed, s: Settings, machine: _Machine
+) -> tuple[Verdict, str | None, Binds | None]:
+    verdicts: list[Verdict] = []
+    reasons: list[str] = []
+    pressure: list[tuple[float, Binds]] = []
+    assert gpu.allocated is not None and gpu.device is not None and gpu.reserved is not None
+    fullest = max(gpu.phases, key=lambda p: p.total)
+    gpu_binds = Binds("gpu", fullest.phase, max(fullest.parts, key=lambda k: fullest.parts[k]))
+    if gpu.capacity is None or not machine.ranks_known:
+        verdicts.append("unknown")
+        reasons.append(_("the GPUs' memory is not known: give --gpus 8x80GiB or --facts"))
+        pressure.append((0.0, gpu_binds))
+    else:
+        # cached blocks go back to the driver before an allocation fails, so what must fit is allocated;
+        # what NVML will show is reserved
+        beside = gpu.device.expected - gpu.reserved.expected
+        floor = gpu.allocated.expected + beside
+        if floor > gpu.capacity:
+            verdicts.append("no")
+        elif gpu.device.expected > 0.97 * gpu.capacity or gpu.allocated.high + beside > gpu.capacity:
+            verdicts.append("tight")
+        else:
+            verdicts.append("fits")
+        pressure.append((floor / max(1, gpu.capacity), gpu_binds))
+    assert host.peak is not None
+    largest = {k: v for k, v in host.parts.items() if k != "processes"} or host.parts
+    part = max(largest, key=lambda k: largest[k])
+    host_binds = Binds("host", need.phase, "params" if need.phase == "load" else part)
+    if host.capacity is None:
+        if s.offload_optimizer != "none" or s.offload_param != "none":
+            verdicts.append("unknown")
+            reasons.append(_("host RAM is not known: give --ram 512GiB or --facts"))
+    else:
+        verdicts.append(_compare(host.peak.expected, host.peak.high, host.capacity))
+        pressure.append((host.peak.expected / max(1, host.capacity), host_binds))
+    if nvme is not None:
+        if nvme.capacity is None:
+            verdicts.append("unknown")
+            reasons.append(_("the space on the NVMe drive is not known"))
+        else:
+            verdicts.append(_compare(nvme.needed, nvme.needed, nvme.capacity))
+            pressure.append((nvme.needed / max(1, nvme.capacity), Binds("nvme", "step", "optimizer")))
+    binds = max(pressure, key=lambda p: p[0])[1] if pressure else None
+    if "no" in verdicts:
+        return "no", None, binds
+    if "unknown" in verdicts:
+        return "unknown", reasons[0], binds
+    return ("tight" if "tight" in verdicts else "fits"), None, binds
+
+
+_MOST_CHANGES = 6
+
+
+def _changes(
+    shape: ModelShape,
+    training: Training,
+    config_data: Mapping[str, Any],
+    machine: _Machine,
+    release: str | None,
+    now: Estimate,
+) -> tuple[Change, ...]:
+    """Those single changes under which the run fits better than ``now``, cheapest first."""
+    model = _guess(shape) if shape.family is None else shape
+    settings, _notes = read_settings(
+        config_data,
+        training,
+        model,
+        release=release,
+        ranks=machine.ranks,
+        ranks_per_node=machine.ranks_per_node,
+    )
+    where = now.binds.where if now.binds else "gpu"
+    rank = {"no": 0, "unknown": 1, "tight": 2, "fits": 3}
+    found: list[Change] = []
+    for c in candidates(config_data, training, settings, where, cpu_only=machine.cpu_only):
+        if where == "gpu" and _hopeless(shape, model, c.training, c.config, machine, release):
+            continue
+        then = _one(shape, c.training, c.config, machine, release)
+        if rank[then.verdict] <= rank[now.verdict] or then.verdict == "unknown":
+            continue
+        found.append(Change(c.title, c.edits, _saved(now, then, where), c.costs))
+        if len(found) == _MOST_CHANGES:
+            break
+    return tuple(found)
+
+
+def _hopeless(
+    shape: ModelShape,
+    model: ModelShape,
+    training: Training,
+    config: Mapping[str, Any],
+    machine: _Machine,
+    release: str | None,
+) -> bool:
+    """Whether parameters, master copy and moments alone exceed a GPU: saves the replay."""
+    if training.lora_rank or training.quant != "none" or machine.gpu_capacity is None:
+        return False
+    s, _notes = read_settings(
+        config, training, model, release=release, ranks=machine.ranks, ranks_per_node=machine.ranks_per_node
+    )
+    ranks = s.ranks if s.stage else 1
+    kept = (s.element if s.stage < 3 else s.element / ranks) if s.offload_param == "none" else 0
+    states = 0.0 if s.offload_optimizer != "none" else (4 + s.moment) / ranks
+    return (kept + states) * shape.params > machine.gpu_capacity
+
+
+def _saved(now: Estimate, then: Estimate, where: str) -> int | None:
+    """Bytes that the binding memory gets back."""
+    if where == "gpu":
+        if now.gpu.device is None or then.gpu.device is None:
+            return None
+        return now.gpu.device.expected - then.gpu.device.expected
+    if now.host.peak is None or then.host.peak is None:
+        return None
+    return now.host.peak.expected - then.host.peak.expected
