@@ -69,6 +69,8 @@ def batch_does_not_multiply(s: Subject) -> Iterator[Hit]:
     given = [v for v in (train, micro, gas) if v is not MISSING]
     if train is MISSING or (len(given) < 2 and ranks == 1) or not all(_number(v) and v > 0 for v in given):
         return
+    if len(given) == 1 and train < ranks:
+        return  # DS407 says it better
     effective = _derive(train, micro, gas, ranks)
     if effective is None:
         return

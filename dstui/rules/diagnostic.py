@@ -88,6 +88,8 @@ class FileReport:
     batch: Mapping[str, int] | None
     findings: tuple[Finding, ...]
     skipped: tuple[Skipped, ...] = ()
+    live: Mapping[str, Any] | None = None
+    """What the installed DeepSpeed itself said (``check --live``): ``deepspeed``, ``verdict``, ``problem``."""
 
     @property
     def worst(self) -> Severity | None:

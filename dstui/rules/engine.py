@@ -178,6 +178,7 @@ def _known(code: str) -> Rule:
 def _lacks(need: str, subject: Subject) -> bool:
     facts = subject.facts
     return {
+        "schema": subject.schema is None,
         "facts": facts is None,
         "facts.gpus": facts is None or facts.gpus is None,
         "facts.host": facts is None or facts.host.memory_capacity is None,

@@ -107,7 +107,7 @@ def pin_memory_left_to_default(s: Subject) -> Iterator[Hit]:
             text,
             effect=effect,
             hint=_("write pin_memory yourself"),
-            fix=put(pointer + "/pin_memory", now, there=value is not MISSING, safe=True),
+            fix=put(pointer + "/pin_memory", now, there=value is not MISSING, safe=False),
         )
 
 

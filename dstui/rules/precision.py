@@ -394,7 +394,7 @@ def gradient_clipping_left_to_default(s: Subject) -> Iterator[Hit]:
         else _("gradients are not clipped here, and clipped at 1.0 by default from 0.19.3"),
         effect="" if now else _("the same file trains differently after an upgrade"),
         hint=_("write gradient_clipping yourself; 0 switches it off"),
-        fix=put(pointer, 1.0 if now else 0.0, there=False, safe=True),
+        fix=put(pointer, 1.0 if now else 0.0, there=False, safe=False),
     )  # fmt: skip
 
 

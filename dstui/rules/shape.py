@@ -191,6 +191,7 @@ def _place(pointer: str) -> str:
     "misspelt-key",
     Severity.NO_EFFECT,
     "parse",
+    needs=("schema",),
     what=N_("A top-level key that DeepSpeed does not know and that looks like one it does."),
     why=N_(
         "DeepSpeed ignores unknown top-level keys without a word: the setting does nothing and the default is used."
@@ -218,6 +219,7 @@ def misspelt_key(s: Subject) -> Iterator[Hit]:
     "misspelt-section",
     Severity.SILENT_WRONG,
     "parse",
+    needs=("schema",),
     what=N_("A whole section under a name that DeepSpeed does not know and that looks like one it does."),
     why=N_(
         "The section is ignored without a word. With zero_optimisation the run trains at stage 0: nothing is sharded."
@@ -245,6 +247,7 @@ def misspelt_section(s: Subject) -> Iterator[Hit]:
     "unknown-key-refused",
     Severity.ERROR,
     "parse",
+    needs=("schema",),
     what=N_("A key that a section does not know, in a section that refuses unknown keys."),
     why=N_(
         "zero_optimization, the offload blocks, fp16, bf16 and some others are checked strictly; the error is a page of text for every rank, after the model was loaded."
@@ -296,6 +299,7 @@ _IGNORING = (
     "unknown-key-ignored",
     Severity.NO_EFFECT,
     "parse",
+    needs=("schema",),
     what=N_("A key that a section does not know, in a section that ignores unknown keys."),
     why=N_(
         "aio, activation_checkpointing, flops_profiler and some others are read key by key: a wrong name does nothing and the default is used."
@@ -333,6 +337,7 @@ def unknown_key_ignored(s: Subject) -> Iterator[Hit]:
     "misplaced-key",
     Severity.NO_EFFECT,
     "parse",
+    needs=("schema",),
     what=N_("A key at the top level that belongs into a section."),
     why=N_("DeepSpeed looks for it in its section only and ignores it at the top level."),
     example='{"train_batch_size": 8, "offload_optimizer": {"device": "cpu"}, "zero_optimization": {"stage": 2}}',
@@ -365,6 +370,7 @@ def misplaced_key(s: Subject) -> Iterator[Hit]:
     "key-of-another-release",
     Severity.NO_EFFECT,
     "parse",
+    needs=("schema",),
     what=N_("A top-level key that another release reads and this one does not."),
     why=N_(
         "DeepSpeed ignores unknown top-level keys without a word, also those that came later or went before."
@@ -393,6 +399,7 @@ def key_of_another_release(s: Subject) -> Iterator[Hit]:
     "unknown-top-level-key",
     Severity.INFO,
     "parse",
+    needs=("schema",),
     what=N_("A top-level key that no release of DeepSpeed knows."),
     why=N_("DeepSpeed ignores it. That is fine when your script reads it from the same file."),
     example='{"train_batch_size": 8, "my_experiment": "a"}',
@@ -444,6 +451,7 @@ def _shown(value: Any) -> str:
     "wrong-type",
     Severity.ERROR,
     "parse",
+    needs=("schema",),
     what=N_("A value of the wrong type."),
     why=N_(
         "The section is checked when the config is parsed; the error names every rank and a line of pydantic's documentation."
@@ -469,6 +477,7 @@ def wrong_type(s: Subject) -> Iterator[Hit]:
     "out-of-bounds",
     Severity.ERROR,
     "parse",
+    needs=("schema",),
     what=N_("A number outside the bounds of its key."),
     why=N_("The section is checked when the config is parsed."),
     example='{"train_batch_size": 8, "zero_optimization": {"stage": 2, "reduce_bucket_size": -5}}',
@@ -491,6 +500,7 @@ def out_of_bounds(s: Subject) -> Iterator[Hit]:
     "not-one-of-the-choices",
     Severity.ERROR,
     "parse",
+    needs=("schema",),
     what=N_("A value that is none of the few that its key allows."),
     why=N_("The section is checked when the config is parsed."),
     example='{"train_batch_size": 8, "zero_optimization": {"stage": 4}}',
@@ -521,6 +531,7 @@ def not_one_of_the_choices(s: Subject) -> Iterator[Hit]:
     "fraction-for-whole-number",
     Severity.ERROR,
     "parse",
+    needs=("schema",),
     since="0.15.0",
     what=N_("A fraction where a whole number is wanted."),
     why=N_("Since 0.15.0 (pydantic 2) 1.5 is refused; before, it was cut to 1 in silence."),
@@ -548,6 +559,7 @@ def fraction_for_whole_number(s: Subject) -> Iterator[Hit]:
     "null-section",
     Severity.ERROR,
     "parse",
+    needs=("schema",),
     what=N_("null where a section or a value is wanted."),
     why=N_(
         'DeepSpeed unpacks the section without a test: null ends in "argument after ** must be a mapping", which names no key.'
@@ -573,6 +585,7 @@ def null_section(s: Subject) -> Iterator[Hit]:
     "quoted-number",
     Severity.INFO,
     "parse",
+    needs=("schema",),
     what=N_("A number or a switch written as a text, in a section that understands it."),
     why=N_(
         "DeepSpeed from 0.15.0 converts it. Other tools that read the same file may not, and up to 0.14.5 a quoted stage was refused."
@@ -752,18 +765,29 @@ def bfloat16_shadowed(s: Subject) -> Iterator[Hit]:
 
 # -- auto -------------------------------------------------------------------------------------------------
 
+_PRECISION = ("/fp16/enabled", "/bf16/enabled", "/bfloat16/enabled")
 _AT_STEP = ("/gradient_clipping", "/steps_per_print")
+_HF_LEAVES = (ZERO + "/stage3_prefetch_bucket_size", ZERO + "/stage3_param_persistence_threshold")
+"""Filled by Hugging Face at stage 3 only, on purpose; below it nobody reads them."""
 _LEGAL_AUTO = (
     "/pipeline/stages", "/data_types/keep_in_fp32_modules", ZERO + "/zenflow/", "/expert_parallel/", "/autotuning/",
 )  # fmt: skip
 
 
 def _auto_hint(s: Subject) -> str:
-    return (
-        _("write a value; if Hugging Face starts the run, check with --engine hf --args")
-        if s.strict
-        else _("write a value")
+    if s.strict:
+        return _("write a value; if Hugging Face starts the run, check with --engine hf --args")
+    return _("write a value")
+
+
+def _auto(s: Subject, pointers: list[str], meaning: str, effect: str) -> Iterator[Hit]:
+    """One hit for all places of a kind: a file written for another engine is full of them."""
+    if not pointers:
+        return
+    text = _('nobody replaces "auto" here: {keys}').format(
+        keys=", ".join(_place(p) if parent_of(p) else key_of(p) for p in pointers)
     )
+    yield Hit(pointers[0], f"{text}; {meaning}" if meaning else text, effect=effect, hint=_auto_hint(s))
 
 
 @rule(
@@ -780,15 +804,8 @@ def _auto_hint(s: Subject) -> str:
     source="deepspeed/runtime/config.py:596-650 @ 0.19.8; executed",
 )
 def auto_in_batch(s: Subject) -> Iterator[Hit]:
-    for pointer in s.autos:
-        if pointer[1:] in BATCH_KEYS:
-            yield Hit(
-                pointer,
-                _('nobody replaces "auto" here'),
-                effect=_("the config is refused with a TypeError that names no key"),
-                hint=_auto_hint(s),
-                fix=drop(pointer, safe=False),
-            )
+    found = [p for p in s.autos if p[1:] in BATCH_KEYS]
+    yield from _auto(s, found, "", _("the config is refused with a TypeError that names no key"))
 
 
 @rule(
@@ -803,14 +820,8 @@ def auto_in_batch(s: Subject) -> Iterator[Hit]:
     source="deepspeed/runtime/engine.py _configure_basic_optimizer, _scheduler_from_config @ 0.19.8; executed",
 )
 def auto_in_constructor(s: Subject) -> Iterator[Hit]:
-    for pointer in s.autos:
-        if pointer.startswith(("/optimizer/", "/scheduler/")):
-            yield Hit(
-                pointer,
-                _('nobody replaces "auto" here'),
-                effect=_("the engine stops at start, after the model was loaded"),
-                hint=_auto_hint(s),
-            )
+    found = [p for p in s.autos if p.startswith(("/optimizer/", "/scheduler/"))]
+    yield from _auto(s, found, "", _("the engine stops at start, after the model was loaded"))
 
 
 @rule(
@@ -827,14 +838,7 @@ def auto_in_constructor(s: Subject) -> Iterator[Hit]:
     source="deepspeed/runtime/zero/stage_1_and_2.py, engine.py: clip_grad > 0.0 @ 0.19.8; executed",
 )
 def auto_until_first_step(s: Subject) -> Iterator[Hit]:
-    for pointer in s.autos:
-        if pointer in _AT_STEP:
-            yield Hit(
-                pointer,
-                _('nobody replaces "auto" here'),
-                effect=_("the first step stops with a TypeError"),
-                hint=_auto_hint(s),
-            )
+    yield from _auto(s, [p for p in s.autos if p in _AT_STEP], "", _("the first step stops with a TypeError"))
 
 
 @rule(
@@ -851,20 +855,24 @@ def auto_until_first_step(s: Subject) -> Iterator[Hit]:
 def auto_means_default(s: Subject) -> Iterator[Hit]:
     from dstui.rules.tables import PYDANTIC_BLOCKS
 
-    own = (ZERO + "/stage", ZERO + "/offload_optimizer", ZERO + "/offload_param", "/fp16/enabled", "/bf16/enabled",
-           "/bfloat16/enabled")  # fmt: skip
+    own = (ZERO + "/stage", ZERO + "/offload_optimizer", ZERO + "/offload_param", *_PRECISION)
     for pointer in s.autos:
         if pointer in own or pointer.endswith(("/device", "/nvme_path")) or pointer.startswith(_LEGAL_AUTO):
+            continue
+        if not s.strict and pointer in _HF_LEAVES:
             continue
         if any(pointer.startswith(f"/{b}/") for b in PYDANTIC_BLOCKS):
             key = s.schema.key(pointer) if s.schema else None
             yield Hit(
                 pointer,
-                _('nobody replaces "auto" here: the default {value} is used').format(value=_shown(key.default))
-                if key and key.has_default else _('nobody replaces "auto" here: the default is used'),
+                _('nobody replaces "auto" here: the default {value} is used').format(
+                    value=_shown(key.default)
+                )
+                if key and key.has_default
+                else _('nobody replaces "auto" here: the default is used'),
                 hint=_auto_hint(s),
                 fix=drop(pointer, safe=True),
-            )  # fmt: skip
+            )
 
 
 @rule(
@@ -882,17 +890,11 @@ def auto_means_default(s: Subject) -> Iterator[Hit]:
     source="deepspeed/runtime/precision_config.py @ 0.17.1, config_utils.py:54 @ 0.19.8; executed",
 )
 def precision_auto_is_off(s: Subject) -> Iterator[Hit]:
-    others = s.precision("fp16") or s.precision("bf16")
-    for pointer in s.autos:
-        if pointer == "/bfloat16/enabled" and not s.strict:
-            continue  # accelerate adds bf16 itself when the Trainer's bf16 is on
-        if pointer in ("/fp16/enabled", "/bf16/enabled", "/bfloat16/enabled") and not others:
-            yield Hit(
-                pointer,
-                _('nobody replaces "auto" here: it means off'),
-                effect=_("the model trains in fp32"),
-                hint=_auto_hint(s),
-            )
+    if s.precision("fp16") or s.precision("bf16"):
+        return
+    # the Trainer adds bf16 itself when its own bf16 is on, so an old bfloat16 does no harm there
+    found = [p for p in s.autos if p in _PRECISION and (s.strict or p != "/bfloat16/enabled")]
+    yield from _auto(s, found, _("it means off"), _("the model trains in fp32"))
 
 
 @rule(
@@ -909,14 +911,8 @@ def precision_auto_is_off(s: Subject) -> Iterator[Hit]:
     context={"release": "0.16.9"},
 )
 def precision_auto_is_on(s: Subject) -> Iterator[Hit]:
-    for pointer in s.autos:
-        if pointer in ("/fp16/enabled", "/bf16/enabled", "/bfloat16/enabled"):
-            yield Hit(
-                pointer,
-                _('nobody replaces "auto" here: it means on'),
-                effect=_("the precision is switched on"),
-                hint=_auto_hint(s),
-            )
+    found = [p for p in s.autos if p in _PRECISION]
+    yield from _auto(s, found, _("it means on"), _("the precision is switched on"))
 
 
 @rule(
@@ -947,4 +943,52 @@ def auto_taken_literally(s: Subject) -> Iterator[Hit]:
             effect=_("it counts as true, or fails when it is used"),
             hint=_auto_hint(s),
             fix=drop(pointer, safe=False),
+        )
+
+
+@rule(
+    "DS147",
+    "auto-left-to-arguments",
+    Severity.INFO,
+    "parse",
+    what=N_('"auto" that Hugging Face or Accelerate will fill from arguments that dstui was not given.'),
+    why=N_("Without them the values, and so the verdict, are not known here."),
+    example='{"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 2}',
+    fix=N_("Give the training arguments with --args, or leave it: this is how such a file is meant."),
+    source="transformers/integrations/deepspeed.py trainer_config_process, trainer_config_finalize @ 5.24",
+    context={"engine": "hf"},
+)
+def auto_left_to_arguments(s: Subject) -> Iterator[Hit]:
+    left = s.resolved.open if s.resolved else ()
+    if left:
+        keys = ", ".join(".".join(tokens(p)) for p in left)
+        yield Hit(
+            left[0],
+            _("filled from the training arguments: {keys}").format(keys=keys),
+            hint=_("give them with --args to have them checked"),
+        )
+
+
+@rule(
+    "DS198",
+    "release-not-known",
+    Severity.INFO,
+    "always",
+    what=N_("A DeepSpeed release that dstui has no schema for."),
+    why=N_(
+        "dstui never answers with a neighbour's schema: keys, types and bounds are not checked, and the verdict is unknown. Rules that know their releases still speak."
+    ),
+    example='{"train_batch_size": 8}',
+    fix=N_("Judge by one of the known releases with --deepspeed, or ask the installed one with --live."),
+    source="schemas/",
+    context={"release": "0.1.0"},
+)
+def release_not_known(s: Subject) -> Iterator[Hit]:
+    from dstui.config.schema import releases
+
+    if s.schema is None:
+        yield Hit(
+            "",
+            _("no schema for DeepSpeed {release}: keys and types are not checked").format(release=s.release),
+            hint=_("known releases: {releases}").format(releases=", ".join(releases())),
         )
