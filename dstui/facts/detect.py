@@ -63,13 +63,13 @@ def read_facts(
 ) -> Facts:
     """``detect`` on a given ``System``. ``nvml_command`` replaces the NVML child (tests)."""
     deadline = time.monotonic() + timeout
+    interpreter_reader = InterpreterReader(system, python)  # first: a wrong --python raises here
     cards = pci_cards(system)
     gpu_child = None
     if nvml_command or driver_traces(system) or NVIDIA in cards:
         gpu_child = Child(
             nvml_command or nvml.command(sys.executable, str(system.path("/proc"))), system.environ
         )
-    interpreter_reader = InterpreterReader(system, python)
     tool_reader = ToolchainReader(system)
     storage_job = _Job(lambda: read_storage(system))
     host, unknown = read_host(system)
@@ -201,6 +201,10 @@ def _gpus(
             if head == old:
                 reasons[f"gpus.{new}.{rest}" if rest else f"gpus.{new}"] = why
         out.append(_only_visible_peers(gpu, visible))
+    if sum(g.mig_parent is not None for g in out) > 1:
+        reasons["gpus.mig"] = _(
+            "a process can use one MIG instance only: each rank needs CUDA_VISIBLE_DEVICES of its own"
+        )
     order = system.environ.get("CUDA_DEVICE_ORDER")
     if len({g.name for g in found}) > 1 and order != "PCI_BUS_ID":
         reasons["device_order"] = _(

@@ -1,7 +1,7 @@
 """Pythons that may train, and what is installed in them, without importing any of it.
 
 A virtual environment or conda environment is read from its files (well below a millisecond each); any other
-interpreter is asked with a few lines of Python that import only ``sysconfig``. Versions come from the
+interpreter is asked with a few lines of Python that import nothing. Versions come from the
 ``*.dist-info`` folders on its ``sys.path`` (PyPA "Recording installed projects"), torch's CUDA build from
 the text of ``torch/version.py``.
 """
@@ -40,12 +40,11 @@ MOST_CONDA = 20
 
 _ASK = (
     "import sys\n"
-    "sys.path[:] = [p for p in sys.path if p]\n"  # nothing of the working directory may be imported
-    "import sysconfig\n"
-    "print(repr({'version': '.'.join(map(str, sys.version_info[:3])), 'prefix': sys.prefix, 'path': sys.path,\n"
-    "  'include': sysconfig.get_paths().get('include'), 'stdlib': sysconfig.get_paths().get('stdlib'),\n"
-    "  'venv': sys.prefix != getattr(sys, 'base_prefix', sys.prefix)}))\n"
+    "print(repr({'version': '.'.join(map(str, sys.version_info[:3])), 'prefix': sys.prefix,\n"
+    "  'base': getattr(sys, 'base_prefix', sys.prefix), 'abi': getattr(sys, 'abiflags', ''), 'path': sys.path,\n"
+    "  'stdlib': getattr(sys.modules.get('os'), '__file__', None)}))\n"
 )
+"""Imports nothing: 15 ms instead of 30 with sysconfig, and nothing of the working directory can run."""
 _TAGS = {_p.replace("-", "_"): _p for _p in PACKAGES}
 
 
@@ -207,13 +206,11 @@ def _through_shim(system: System, path: str) -> str:
 def _from_files(system: System, path: str, origin: str) -> _Found | None:
     """A virtual or conda environment read from its files; None when it must be asked instead."""
     if origin == "own":
-        import sysconfig
-
         search = tuple(p for p in sys.path if p)
         version = ".".join(map(str, sys.version_info[:3]))
-        paths = sysconfig.get_paths()
-        managed = sys.prefix == sys.base_prefix and _managed(paths["stdlib"])
-        return _Found(path, origin, sys.prefix, version, search, paths["include"], managed)
+        include = _include(sys.base_prefix, version, sys.abiflags)
+        managed = sys.prefix == sys.base_prefix and _managed(os.__file__)
+        return _Found(path, origin, sys.prefix, version, search, include, managed)
     prefix = Path(path).parent.parent
     if not Path(path).exists():
         reason = _("{path} is gone or points nowhere").format(path=path)
@@ -236,8 +233,8 @@ def _from_files(system: System, path: str, origin: str) -> _Found | None:
     lib = prefix / f"lib/python{m.group(1)}.{m.group(2)}/site-packages"
     if not lib.is_dir() or not settings.get("home"):
         return None
-    include = Path(settings["home"]).parent / f"include/python{m.group(1)}.{m.group(2)}"
-    return _Found(path, origin, str(prefix), m.group(), _search(system, lib), str(include))
+    base = str(Path(settings["home"]).parent)
+    return _Found(path, origin, str(prefix), m.group(), _search(system, lib), _include(base, m.group(), ""))
 
 
 def _conda_files(system: System, path: str, origin: str, prefix: Path) -> _Found | None:
@@ -293,16 +290,22 @@ def _from_answer(path: str, origin: str, child: Child, *, deadline: float) -> _F
             origin=origin,
             prefix=str(answer["prefix"]),
             version=str(answer["version"]),
-            search=tuple(str(p) for p in answer["path"]),
-            include=answer["include"],
-            managed=not answer["venv"] and _managed(answer["stdlib"]),
+            search=tuple(str(p) for p in answer["path"] if p),
+            include=_include(answer["base"], answer["version"], answer["abi"]),
+            managed=answer["prefix"] == answer["base"] and _managed(answer["stdlib"]),
         )
     except (ValueError, SyntaxError, IndexError, KeyError, TypeError):
         return _Found(path, origin, problem=_("its answer was not understood: is it a Python?"))
 
 
-def _managed(stdlib: str | None) -> bool:
-    return bool(stdlib) and Path(str(stdlib), "EXTERNALLY-MANAGED").exists()
+def _include(base: str, version: str, abi: str) -> str:
+    """Folder of ``Python.h``: the ``include`` path of ``sysconfig``'s posix_prefix scheme."""
+    return f"{base}/include/python{'.'.join(version.split('.')[:2])}{abi}"
+
+
+def _managed(os_module: str | None) -> bool:
+    """PEP 668: a file beside the standard library (``os_module`` is its ``os.py``)."""
+    return bool(os_module) and Path(str(os_module)).with_name("EXTERNALLY-MANAGED").exists()
 
 
 def _describe(found: _Found) -> Interpreter:

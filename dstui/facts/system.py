@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()  # noqa: PTH109 - no pathlib object wanted
+    except OSError:  # it was deleted under us
+        return "/"
 
 
 @dataclass(frozen=True)
@@ -17,7 +26,7 @@ class System:
 
     root: str = "/"
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    cwd: str = field(default_factory=os.getcwd)
+    cwd: str = field(default_factory=_working_directory)
 
     def path(self, name: str) -> Path:
         """``/proc/meminfo`` under the root."""
@@ -84,7 +93,10 @@ class Child:
             out, err = p.communicate(timeout=max(0.01, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             self.timed_out = True
-            p.kill()
+            with contextlib.suppress(OSError):  # with what it started itself (a wrapper script's compiler)
+                os.killpg(p.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                p.wait(0.05)
             for pipe in (p.stdout, p.stderr):
                 if pipe:
                     pipe.close()

@@ -120,7 +120,7 @@ def _gpu_group(page: _Page, facts: Facts) -> None:
             )
     if facts.visible_devices is not None:
         page.row(_("visible"), f"CUDA_VISIBLE_DEVICES={facts.visible_devices}")
-    for key in ("visible_devices", "device_order"):
+    for key in ("visible_devices", "device_order", "gpus.mig"):
         if facts.gpus and key in facts.unknown:
             page.note(facts.unknown[key])
 

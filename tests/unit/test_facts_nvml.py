@@ -411,6 +411,11 @@ def test_mig_through_the_real_binding(stub_system: System) -> None:
     assert facts.gpus is not None
     assert [g.mig_parent is not None for g in facts.gpus] == [False, True, True]
     assert facts.gpus[2].memory_total == 70144 * MiB
+    assert "one MIG instance only" in facts.unknown["gpus.mig"]
+    assert "device_order" in facts.unknown  # the cards differ and CUDA_DEVICE_ORDER is not set
+    env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    facts = read_facts(System(environ=env, cwd=stub_system.cwd))
+    assert "device_order" not in facts.unknown and facts.device_order == "PCI_BUS_ID"
 
 
 def test_a_hung_driver_costs_the_timeout_and_no_more(stub_system: System) -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dstui.errors import DstuiError
@@ -203,13 +204,15 @@ def test_an_empty_toolchain_has_reasons(tmp_path: Path) -> None:
 
 
 def test_a_hung_compiler_is_given_up(tmp_path: Path) -> None:
-    executable(tmp_path / "c++", "#!/bin/sh\nexec /bin/sleep 30\n")
+    executable(tmp_path / "c++", "#!/bin/sh\n/bin/sleep 31.7\n")
     system = System(root=str(tmp_path / "x"), environ={"PATH": str(tmp_path)}, cwd=str(tmp_path))
     start = time.monotonic()
     tools, unknown = ToolchainReader(system).finish(None, start + 0.3)
     assert time.monotonic() - start < 2
     assert tools.compiler and tools.compiler_version is None
     assert unknown["toolchain.compiler_version"] == "it did not answer in time"
+    running = [p.info["cmdline"] for p in psutil.process_iter(["cmdline"])]
+    assert ["/bin/sleep", "31.7"] not in running  # what the wrapper started is gone too
 
 
 def test_a_child_that_cannot_start() -> None:
@@ -337,8 +340,17 @@ def test_a_file_without_execute_permission(tmp_path: Path) -> None:
         readers(tmp_path, "./python")
 
 
+def test_headers_are_where_sysconfig_says(tmp_path: Path) -> None:
+    import sysconfig
+
+    truth = Path(sysconfig.get_paths()["include"], "Python.h").exists()
+    own = next(i for i in readers(tmp_path) if i.origin == "own")
+    asked = readers(tmp_path, sys.executable)[0]
+    assert own.headers is asked.headers is truth
+
+
 def test_a_module_in_the_working_directory_is_not_imported(tmp_path: Path) -> None:
-    (tmp_path / "sysconfig.py").write_text("raise SystemExit('shadowed')")
+    (tmp_path / "os.py").write_text("raise SystemExit('shadowed')")
     assert readers(tmp_path, sys.executable)[0].problem is None
 
 
