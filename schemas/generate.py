@@ -246,6 +246,7 @@ BASIC: dict[str, Any] = {
     "dtype": {"const": "auto"},
 }
 """What pydantic 2 takes for each type in its lax mode, ``"auto"`` included (dropped before it looks)."""
+REMOVED = {"not": {}, "x-dstui": {"removed": True}}
 _BOUND_WORDS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
 
 
@@ -302,6 +303,8 @@ def model_schema(name: str, model: dict[str, Any], loosen: dict[str, Any]) -> di
         if key in loosen.get("fields", {}):
             node = {"anyOf": [{k: v for k, v in node.items() if k != "default"}, loosen["fields"][key]],
                     "default": node["default"]}  # fmt: skip
+        if key in loosen.get("replace", {}):  # a validator of the class is narrower than the type
+            node = {**loosen["replace"][key], "default": node["default"]}
         alias = field.get("alias")
         properties[alias or key] = node
         if alias:
@@ -309,11 +312,14 @@ def model_schema(name: str, model: dict[str, Any], loosen: dict[str, Any]) -> di
                 **{k: v for k, v in node.items() if k != "default"},
                 "x-dstui": {"name_of": alias},
             }
-            one_of_two.append({"not": {"required": [alias, key]}})
+            real = {"not": {"const": "auto"}} if model.get("drops_auto") else {}
+            one_of_two.append({"not": {"required": [alias, key], "properties": {alias: real, key: real}}})
     out: dict[str, Any] = {"type": "object", "properties": properties}
     if model["extra"] == "forbid":
         out["additionalProperties"] = False
-        if model.get("drops_auto"):  # DeepSpeedConfigModel.__init__ has a parameter of this name
+        if model.get("drops_auto"):  # "auto" is dropped before names are looked at
+            out["additionalProperties"] = {"const": "auto"}
+            # DeepSpeedConfigModel.__init__ has a parameter of this name
             properties["strict"] = {"x-dstui": {"hidden": True}}
     if one_of_two:
         out["allOf"] = one_of_two
@@ -358,7 +364,7 @@ def build(release: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
     # a null bf16 is read as an absent one (runtime/precision_config.py get_bfloat16_config)
     properties = schema["properties"]
     for name, patch in keys["blocks"].items():
-        if "from" in patch and not in_range(version, patch["from"], patch.get("to")):
+        if not in_range(version, patch.get("from"), patch.get("to")):
             continue
         if name in release["removed"]:
             continue
@@ -380,10 +386,10 @@ def build(release: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
         if entry.get("deprecated"):
             node["deprecated"] = True
     for name in release["removed"]:
-        properties[name] = False
+        properties[name] = REMOVED
     zero = defs[release["roots"]["/zero_optimization"]]
     for name in release["removed_zero"]:
-        zero["properties"][name] = False
+        zero["properties"][name] = REMOVED
     schema["$defs"] = defs
     schema["x-dstui"] = {"format": FORMAT, "release": release}
     return schema

@@ -17,6 +17,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any
 
 from dstui.config.document import join_pointer
@@ -116,7 +117,7 @@ _LAX: dict[str, Callable[[Any], Any]] = {
     "bool": _lax_bool,
     "float": _lax_float,
     "str": _exactly(str),
-    "path": _exactly(str),
+    "path": lambda value: str(PurePosixPath(_exactly(str)(value))),
     "list": _exactly(list),
     "tuple": _exactly(list),
     "dict": _exactly(dict),
@@ -173,8 +174,11 @@ class Model:
 class Replay:
     """One pass of a release over a config. Use ``run``; then read ``problems``, ``batch``, ``values``."""
 
-    def __init__(self, schema: Schema, data: dict[str, Any], world_size: int) -> None:
+    def __init__(
+        self, schema: Schema, data: dict[str, Any], world_size: int, accelerator: str = "cuda"
+    ) -> None:
         self.schema = schema
+        self.accelerator = accelerator
         self.data = data
         self.world: float = world_size
         self.problems: list[Problem] = []
@@ -222,10 +226,6 @@ class Replay:
             )
         return value
 
-    def has_field(self, root: str, name: str) -> bool:
-        model = self.schema.facts["roots"].get(root)
-        return model is not None and name in self.schema.facts["models"][model]["fields"]
-
     # -- the whole --
 
     def run(self) -> Replay:
@@ -249,8 +249,8 @@ class Replay:
             if key in self.data:
                 self._removed_key(join_pointer(key), key)
         zero = self.data.get("zero_optimization")
-        for key in self.schema.facts["removed_zero"] if isinstance(zero, dict) else ():
-            if key in zero:
+        for key in self.schema.facts["removed_zero"]:
+            if isinstance(zero, dict) and key in zero:
                 self._removed_key(join_pointer("zero_optimization", key), key)
 
     def _removed_key(self, pointer: str, key: str) -> None:
@@ -302,6 +302,9 @@ class Replay:
             )
             raw = {}
         given = dict(raw)
+        if "self" in raw:
+            bad(pointer + "/self", "unknown-key", _("unknown key '{key}'").format(key="self"), known=[])
+            del given["self"]
         # config_utils.py: DeepSpeedConfigModel.__init__(self, strict=False, **data)
         if spec.get("drops_auto") and not given.pop("strict", False):
             given = {k: v for k, v in given.items() if v != "auto" or k == "replace_method"}
@@ -345,7 +348,7 @@ class Replay:
                 model.values[alias] = self._default(f, where)
         known = [f.get("alias", k) for k, f in fields.items()]
         for key in given:
-            if key in used or (spec["extra"] != "forbid" and key != "self"):
+            if key in used or spec["extra"] != "forbid":
                 continue
             other = next((f["alias"] for k, f in fields.items() if k == key and "alias" in f), None)
             if other:
@@ -839,8 +842,10 @@ class Replay:
                 self._choice(f"/checkpoint/writer/{key}", value, choices)
 
     def _aio(self) -> None:
-        if self.data.get("aio") is not None:
-            self.block("aio")
+        if self.data.get("aio") is None:
+            return
+        if self.block("aio").get("use_gds", False) and self.accelerator != "cuda":
+            self.report("/aio/use_gds", "combination", _("use_gds works only on CUDA devices"))
 
     def _nebula(self) -> None:
         if "nebula" in self.data:

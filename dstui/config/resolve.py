@@ -188,12 +188,14 @@ def resolve(
     world_size: int,
     engine: str = "deepspeed",
     args: Mapping[str, Any] | None = None,
+    accelerator: str = "cuda",
 ) -> Resolved:
     """What ``release`` makes of ``data`` on ``world_size`` ranks, reached through ``engine``.
 
     ``engine``: ``deepspeed`` (also ``lightning``), ``hf`` or ``accelerate``, whose trainers fill ``"auto"``.
     ``args``: TrainingArguments fields by name, plus ``hidden_size`` and ``num_training_steps``; fields not
     named have TrainingArguments' default. Without ``args`` what they would fill stays open.
+    ``accelerator``: DeepSpeed's device name; only ``aio.use_gds`` asks for it at parse.
 
     A release without a schema gets the verdict ``unknown`` and no effective values.
     """
@@ -212,7 +214,7 @@ def resolve(
         )
         return Resolved(release, world_size, engine, "unknown", (reason,), None, raw, tuple(open_))
     schema = schemas.load(release)
-    replay = Replay(schema, _closed(raw, open_, world_size), world_size)
+    replay = Replay(schema, _closed(raw, open_), world_size, accelerator)
     try:
         replay.run()
     except RecursionError:
@@ -259,7 +261,7 @@ def _copy(value: Any) -> Any:
     return value
 
 
-def _closed(raw: dict[str, Any], open_: list[str], world_size: int) -> dict[str, Any]:
+def _closed(raw: dict[str, Any], open_: list[str]) -> dict[str, Any]:
     """``raw`` with some legal value wherever the engine will have put one."""
     if not open_:
         return raw
@@ -281,7 +283,7 @@ def _effective(schema: schemas.Schema, replay: Replay) -> dict[str, Any]:
         out: dict[str, Any] = {}
         for name, child in node.get("properties", {}).items():
             pointer = base + join_pointer(name)
-            if not isinstance(child, dict) or child.get("x-dstui", {}).get("hidden"):
+            if {"hidden", "removed"} & set(child.get("x-dstui", ())):
                 continue
             if pointer in schema.facts["roots"]:
                 if pointer in replay.blocks:

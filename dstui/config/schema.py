@@ -16,7 +16,7 @@ from typing import Any
 
 from dstui.config.document import join_pointer, split_pointer
 from dstui.errors import DstuiError
-from dstui.i18n import _
+from dstui.i18n import N_, _
 from dstui.paths import data_dir
 
 
@@ -94,7 +94,7 @@ class Schema:
     def unknown_policy(self, block: str) -> str:
         """``refused`` or ``ignored``: what the release does with a key it does not know in ``block``."""
         node = self._block(block)
-        return "refused" if node.get("additionalProperties") is False else "ignored"
+        return "refused" if "additionalProperties" in node else "ignored"
 
     def names(self, block: str) -> tuple[str, ...]:
         """The names that this release knows in ``block`` (a pointer; ``""`` = the top level)."""
@@ -102,7 +102,7 @@ class Schema:
         return tuple(
             k
             for k, v in node.get("properties", {}).items()
-            if v is not False and not (isinstance(v, dict) and v.get("x-dstui", {}).get("hidden"))
+            if not {"hidden", "removed"} & set(v.get("x-dstui", ()))
         )
 
     def _block(self, block: str) -> dict[str, Any]:
@@ -233,7 +233,7 @@ def _collect(schema: Schema) -> dict[str, Key]:
 
     def walk(node: dict[str, Any], base: str) -> None:
         for name, child in node.get("properties", {}).items():
-            if not isinstance(child, dict) or child.get("x-dstui", {}).get("hidden"):
+            if {"hidden", "removed"} & set(child.get("x-dstui", ())):
                 continue
             pointer = base + join_pointer(name)
             model = schema.facts["roots"].get(pointer)
@@ -305,68 +305,127 @@ def _problems(schema: Schema, error: Any) -> list[SchemaProblem]:
     pointer = join_pointer(*error.absolute_path)
     if error.validator == "additionalProperties":
         block = error.schema.get("properties", {})
-        return [
-            SchemaProblem(
-                pointer + join_pointer(k), _("unknown key '{key}'").format(key=k), "additionalProperties"
-            )
-            for k in error.instance
-            if k not in block
-        ]
-    if error.validator in ("anyOf", "oneOf") and error.context:
-        inner = [e for e in error.context if e.validator not in ("const", "enum") and len(e.path) > 0]
-        if inner:  # the block is there as an object: what is wrong is in it
-            return [p for e in inner for p in _problems(schema, e)]
-    if error.schema is False or error.validator is None:
+        return [_unknown(pointer + join_pointer(k), k) for k in error.instance if k not in block]
+    path = list(error.relative_schema_path)
+    if path[-2:] == ["additionalProperties", "const"]:  # "auto" is the one value an unknown key may have
+        return [_unknown(pointer, str(error.absolute_path[-1]))]
+    inside = _inside(error)
+    if inside:
+        return [p for e in inside for p in _problems(schema, e)]
+    if isinstance(error.schema, dict) and error.schema.get("x-dstui", {}).get("removed"):
         return [
             SchemaProblem(
                 pointer,
-                _("DeepSpeed {release} refuses this key: the feature was removed").format(
-                    release=schema.release
+                _("'{key}' was removed: DeepSpeed {release} refuses a config that has it").format(
+                    key=error.absolute_path[-1], release=schema.release
                 ),
                 "removed",
             )
         ]
-    if error.validator == "not":
-        return [SchemaProblem(pointer, _("two names of the same key are given"), "not")]
-    wanted = _wanted(error)
-    shown = json.dumps(error.instance, ensure_ascii=False)
-    if len(shown) > 60:
-        shown = shown[:57] + "..."
+    if error.validator == "not" and "required" in error.validator_value:
+        names = error.validator_value["required"]
+        return [
+            SchemaProblem(
+                pointer + join_pointer(names[1]),
+                _("'{key}' and '{other}' are two names of one key: give only one").format(
+                    key=names[1], other=names[0]
+                ),
+                "not",
+            )
+        ]
     return [
         SchemaProblem(
             pointer,
-            _("{value} does not fit: expected {wanted}").format(value=shown, wanted=wanted),
+            _("must be {wanted}, found {found}").format(
+                wanted=_wanted(schema, pointer, error), found=_shown(error.instance)
+            ),
             str(error.validator),
         )
     ]
 
 
-def _wanted(error: Any) -> str:
-    keyword, value = error.validator, error.validator_value
-    if keyword == "type":
-        return " | ".join(value) if isinstance(value, list) else str(value)
-    if keyword == "enum":
-        return " | ".join(json.dumps(v) for v in value)
-    if keyword in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
-        sign = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}[keyword]
-        return f"{sign} {value}"
-    reference = str(error.schema.get("$ref", "")).rpartition("/")[2]
-    names = {"int": _("an integer"), "bool": _("true or false"), "float": _("a number"), "str": _("a string")}
-    if reference in names:
-        return names[reference]
-    parts = list(error.schema_path)
-    for name in names:
-        if name in parts:
-            return names[name]
-    if keyword == "anyOf":
-        options = []
-        for option in value:
-            if "enum" in option:
-                options += [json.dumps(v) for v in option["enum"] if v != "auto"]
-            elif "type" in option:
-                options.append(str(option["type"]))
-            elif "$ref" in option:
-                name = option["$ref"].rpartition("/")[2]
-                options.append(names.get(name, _("an object") if name[:1].isupper() else name))
-        return " | ".join(dict.fromkeys(options)) or _("another type")
-    return _("another value")
+def _inside(error: Any) -> list[Any] | None:
+    """The errors within the value when one option of an ``anyOf`` takes a value of this kind."""
+    if error.validator != "anyOf" or not isinstance(error.instance, (dict, list)):
+        return None
+    options: dict[Any, list[Any]] = {}
+    for inner in error.context or ():
+        options.setdefault(inner.schema_path[0], []).append(inner)
+    found: list[list[Any]] = []
+    for errors in options.values():
+        flat: list[Any] = []
+        for e in errors:
+            deeper = [e] if e.path or e.validator == "not" else _inside(e)
+            if not deeper:
+                break
+            flat += deeper
+        else:
+            found.append(flat)
+    return min(found, key=len) if found else None
+
+
+def _unknown(pointer: str, key: str) -> SchemaProblem:
+    return SchemaProblem(pointer, _("unknown key '{key}'").format(key=key), "additionalProperties")
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=repr)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+_TYPE_WORDS = {
+    "int": N_("an integer"),
+    "bool": N_("true or false"),
+    "float": N_("a number"),
+    "str": N_("a string"),
+    "path": N_("a path"),
+    "list": N_("a list"),
+    "tuple": N_("a list"),
+    "dict": N_("an object"),
+    "object": N_("an object"),
+    "dtype": N_("left out: it can only be set from Python"),
+    "integer": N_("an integer"),
+    "number": N_("a number"),
+    "boolean": N_("true or false"),
+    "string": N_("a string"),
+    "array": N_("a list"),
+    "null": N_("null"),
+}
+_SIGNS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+
+
+def _wanted(schema: Schema, pointer: str, error: Any) -> str:
+    """What is legal at this place, in words."""
+    if error.validator in _SIGNS:
+        return f"{_SIGNS[error.validator]} {error.validator_value}"
+    key = schema.key(pointer)
+    if key is not None and key.policy == "checked":
+        kind = key.type.rstrip("?")
+        if key.choices and "enum" in (kind, error.validator):
+            words = " | ".join(json.dumps(c) for c in key.choices)
+        elif kind.startswith("list["):
+            inner = _TYPE_WORDS.get(kind[5:-1], kind[5:-1])
+            choices = " | ".join(json.dumps(c) for c in key.choices or ())
+            words = _("a list of {items}").format(items=choices or _(inner))
+        else:
+            words = " | ".join(_(_TYPE_WORDS.get(k, k)) for k in kind.split("|"))
+        return f"{words} | null" if key.type.endswith("?") else words
+    return " | ".join(_options(error.schema)) or _("something else")
+
+
+def _options(node: Mapping[str, Any]) -> list[str]:
+    """The choices that a schema node offers, in words; ``"auto"`` and other spellings left out."""
+    out: list[str] = []
+    for option in node.get("anyOf", ()):
+        out += _options(option)
+    if "enum" in node:
+        out += [json.dumps(v) for v in node["enum"] if v not in ("auto", True)]
+    elif "type" in node and "pattern" not in node:
+        types = node["type"] if isinstance(node["type"], list) else [node["type"]]
+        out += [_(_TYPE_WORDS.get(str(t), str(t))) for t in types]
+        if "exclusiveMinimum" in node:
+            out[-1] += f" > {node['exclusiveMinimum']}"
+    elif "$ref" in node:
+        name = node["$ref"].rpartition("/")[2]
+        out.append(_(_TYPE_WORDS.get(str(name), "an object")))
+    return list(dict.fromkeys(out))
