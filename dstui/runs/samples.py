@@ -66,6 +66,8 @@ HIGH_WATER_EVERY = 5.0
 """Seconds between two looks at VmHWM, a file that costs the kernel more than ``statm``."""
 GPU_STALE = 5.0
 """An NVML answer older than this (a driver that hangs) is not shown as the present."""
+SETTLED = 5
+"""Looks at a new process before it counts as one without a rank."""
 COMPILERS = frozenset({"ninja", "nvcc", "cicc", "ptxas", "cc1plus", "cc1", "hipcc"})
 
 
@@ -239,24 +241,32 @@ class Members:
     """The run's processes with their ranks. Environments are read once a process."""
 
     def __init__(self) -> None:
-        self._known: dict[Process, int | None] = {}
+        self._known: dict[Process, int] = {}
+        self._looks: dict[Process, int] = {}
         self._pids: frozenset[int] = frozenset()
         self.all: tuple[_Member, ...] = ()
 
     def update(self, pids: Iterable[int]) -> bool:
         """Whether the set of processes changed."""
         wanted = frozenset(pids)
-        if wanted == self._pids:
+        if wanted == self._pids and all(n >= SETTLED for n in self._looks.values()):
             return False
         self._pids = wanted
         stats = {pid: s for pid in wanted if (s := processes.stat(pid)) is not None and s.state not in "ZX"}
-        known: dict[Process, int | None] = {}
+        known: dict[Process, int] = {}
+        looks: dict[Process, int] = {}
         ranks: dict[int, int | None] = {}
         for pid, s in stats.items():
             p = Process(pid, s.start)
-            ranks[pid] = self._known[p] if p in self._known else rank_of(processes.environment(pid))
-            known[p] = ranks[pid]
-        self._known = known
+            rank = self._known.get(p)
+            seen = self._looks.get(p, 0)
+            if rank is None and seen < SETTLED:  # before exec it still shows its parent's environment
+                rank = rank_of(processes.environment(pid))
+            looks[p] = SETTLED if rank is not None else seen + 1
+            if rank is not None:
+                known[p] = rank
+            ranks[pid] = rank
+        self._known, self._looks = known, looks
         # A data loader inherits its rank's environment: the rank itself is the topmost that carries it.
         self.all = tuple(
             _Member(

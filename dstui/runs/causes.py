@@ -1,0 +1,317 @@
+"""Why runs die or stand still: the named causes, their place among the five checkpoints, their pages.
+
+The checkpoints are the order in which people who tune DeepSpeed look: 1 ZeRO stage, 2 offload target,
+3 accumulation boundary, 4 pinned memory and host RAM, 5 communication. Codes DR1xx-DR5xx belong to them;
+DR6xx numerics, DR7xx environment, DR8xx data, DR9xx disk. Codes and names never change their meaning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dstui.i18n import N_, _
+
+CHECKPOINTS = (
+    N_("ZeRO stage"),
+    N_("offload target"),
+    N_("accumulation boundary"),
+    N_("pinned memory and host RAM"),
+    N_("communication"),
+)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """``title``, ``shows``, ``why`` and ``do`` are English literals, translated when shown."""
+
+    code: str
+    name: str
+    checkpoint: int | None
+    title: str
+    shows: str
+    why: str
+    do: str
+
+    @property
+    def heading(self) -> str:
+        return _(self.title)
+
+    def page(self) -> str:
+        """The page of ``dstui explain CODE``, translated."""
+        where = (
+            _("checkpoint {n}: {name}").format(n=self.checkpoint, name=_(CHECKPOINTS[self.checkpoint - 1]))
+            if self.checkpoint
+            else _("not one of the five checkpoints")
+        )
+        return "\n".join(
+            (
+                f"{self.code} {self.name}",
+                _(self.title) + "  (" + where + ")",
+                "",
+                _("How it shows: ") + _(self.shows),
+                _("Why: ") + _(self.why),
+                _("What to do: ") + _(self.do),
+            )
+        )
+
+
+_ALL = (
+    Cause(
+        "DR101", "gpu-oom-init", 1,
+        N_("the GPU ran out of memory while model and optimizer were set up"),
+        N_("`CUDA out of memory` below deepspeed.initialize or while the weights are loaded; no step was done"),
+        N_("parameters, gradients and optimizer states of this ZeRO stage do not fit on a card, before any activation"),
+        N_("a higher ZeRO stage splits them over the ranks (1 optimizer, 2 also gradients, 3 also parameters); "
+           "offload moves them to host RAM; at stage 3 build the model under zero.Init"),
+    ),
+    Cause(
+        "DR102", "gpu-oom-activations", 1,
+        N_("the GPU ran out of memory in the forward or backward pass"),
+        N_("`CUDA out of memory` below forward or backward, often at the first long batch"),
+        N_("activations and logits come on top of the states and grow with micro batch x sequence length"),
+        N_("halve the micro batch and double the accumulation (the same global batch), switch on activation "
+           "checkpointing, or free memory for it with a higher ZeRO stage or offload"),
+    ),
+    Cause(
+        "DR103", "gpu-oom-step", 1,
+        N_("the GPU ran out of memory in the optimizer step"),
+        N_("`CUDA out of memory` below engine.step, usually at step 1: Adam allocates its states there"),
+        N_("optimizer states (12 bytes a parameter with Adam and 16-bit weights, divided by the ranks from stage 1 "
+           "on) and the temporary fp32 copies of the step"),
+        N_("stage 1 or higher if it is 0; offload the optimizer to the CPU; a smaller sub_group_size at stage 3"),
+    ),
+    Cause(
+        "DR104", "gpu-oom-occupied", 1,
+        N_("the GPU was full because another process holds memory on it"),
+        N_("`CUDA out of memory` although this process holds little of the card"),
+        N_("another job, a leftover rank of an earlier run or a desktop shares the card"),
+        N_("look at the owners (`dstui detect`), end leftovers, or choose other cards"),
+    ),
+    Cause(
+        "DR201", "offload-needs-cpu-optimizer", 2,
+        N_("the optimizer cannot work on offloaded states"),
+        N_("DeepSpeed asks for DeepSpeedCPUAdam or zero_force_ds_cpu_optimizer"),
+        N_("offloaded states are updated by the CPU; a GPU optimizer given by the script would move them every step"),
+        N_("let the config create the optimizer (Adam, AdamW), or build DeepSpeedCPUAdam in the script; "
+           '"zero_force_ds_cpu_optimizer": false accepts a slower one'),
+    ),
+    Cause(
+        "DR301", "batch-identity", 3,
+        N_("the batch sizes contradict each other"),
+        N_("`train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * world_size`"),
+        N_("the three numbers and the number of ranks that DeepSpeed sees are tied together; one of them is fixed "
+           "for another machine, or the world size was read before the ranks were up"),
+        N_("leave train_batch_size out and let DeepSpeed derive it, or make the numbers agree"),
+    ),
+    Cause(
+        "DR302", "accumulation-boundary", 3,
+        N_("the script and DeepSpeed disagree about the accumulation boundary"),
+        N_("an assertion about no_sync, gradient accumulation or the boundary"),
+        N_("the engine counts micro steps itself; a loop that uses no_sync or sets the boundary by hand meets a "
+           "ZeRO stage or an offload that cannot do it"),
+        N_("call backward and step for every micro batch and let the engine step at the boundary"),
+    ),
+    Cause(
+        "DR401", "host-oom-kill", 4,
+        N_("the host ran out of memory and the kernel killed a rank"),
+        N_("a rank is gone without a word: return code -9, `deepspeed` exits with 247, a container with 137"),
+        N_("offloaded states, pinned buffers (rounded up to powers of two), data loaders and every rank's own copy "
+           "of the weights while loading add up to more than the RAM or the cgroup limit"),
+        N_("offload the optimizer only (drop offload_param), set pin_memory to false, use fewer ranks a node, "
+           "load under zero.Init, or raise the memory limit of the job"),
+    ),
+    Cause(
+        "DR402", "pinned-memory-refused", 4,
+        N_("host memory could not be pinned"),
+        N_("`mlock failed to allocate`, or a CUDA error in pin_memory"),
+        N_("the limit for locked memory (`ulimit -l`) binds NVMe swap buffers from DeepSpeed 0.19.4 on and the "
+           "native pinning backend; plain CPU offload pins through CUDA, which needs free RAM"),
+        N_("raise `ulimit -l` (containers: --ulimit memlock=-1), or set pin_memory to false"),
+    ),
+    Cause(
+        "DR403", "shared-memory-full", 4,
+        N_("/dev/shm is too small"),
+        N_("Bus error, `insufficient shared memory (shm)` or `No space left on device` below /dev/shm"),
+        N_("data loader workers and NCCL exchange data through /dev/shm; containers start with 64 MB of it"),
+        N_("docker: --shm-size=16g or --ipc=host; Kubernetes: an emptyDir of medium Memory on /dev/shm"),
+    ),
+    Cause(
+        "DR501", "collective-timeout", 5,
+        N_("a collective operation timed out: not all ranks took part"),
+        N_("`Watchdog caught collective operation timeout`; GPUs at 100 % with little power before it"),
+        N_("one rank does not reach the operation: it waits for data, saves alone, has fewer batches, died, or "
+           "takes another path through the model"),
+        N_("look at the rank that is missing; give every rank the same number of batches and call save_checkpoint "
+           "on all ranks; raise the time-out only when the work is really that long (10 min from 0.19.6 on)"),
+    ),
+    Cause(
+        "DR502", "collective-broken", 5,
+        N_("communication between the ranks broke"),
+        N_("an NCCL or gloo error without a rank that failed before it"),
+        N_("a network interface that does not reach the others, a broken link, too little shared memory, or a peer "
+           "that vanished"),
+        N_("run with NCCL_DEBUG=INFO; name the interface with NCCL_SOCKET_IFNAME (gloo: GLOO_SOCKET_IFNAME)"),
+    ),
+    Cause(
+        "DR503", "port-in-use", 5,
+        N_("the port for the ranks' meeting point is taken"),
+        N_("`Address already in use` (EADDRINUSE), mostly on 29500"),
+        N_("another job of this machine, or a leftover of an earlier one, listens there"),
+        N_("another port: --master_port (dstui picks a free one with `auto`), or end the leftover"),
+    ),
+    Cause(
+        "DR504", "ranks-did-not-meet", 5,
+        N_("the ranks did not find each other"),
+        N_("a time-out in init_process_group or the TCP store before any step"),
+        N_("a rank was not started, MASTER_ADDR is wrong, or a firewall lies between the nodes"),
+        N_("start the launcher on every node with the same port and address; test the port between the nodes"),
+    ),
+    Cause(
+        "DR601", "loss-not-finite", None,
+        N_("the loss is NaN or infinite"),
+        N_("`loss nan`, or gradients non-finite step after step"),
+        N_("too high a learning rate (above 5e-5 for fine-tuning), fp16 overflow, no clipping, bad rows in the data; "
+           "some DeepSpeed releases corrupt gradients in certain configs"),
+        N_("bf16 instead of fp16, a lower learning rate with warm-up, gradient_clipping 1.0; "
+           "`dstui check` tells whether this release is known to damage gradients with this config"),
+    ),
+    Cause(
+        "DR602", "loss-scale-floor", None,
+        N_("the fp16 loss scale fell to its floor"),
+        N_("`Current loss scale already at minimum`, after a series of OVERFLOW lines"),
+        N_("gradients overflow fp16 at every scale: the model was trained in bf16, or training diverged"),
+        N_("use bf16 where the card has it (compute capability 8.0), else a lower learning rate"),
+    ),
+    Cause(
+        "DR701", "op-build-failed", None,
+        N_("a DeepSpeed op could not be compiled"),
+        N_("`Error building extension`, `Unable to JIT load`, ninja or compiler errors"),
+        N_("DeepSpeed compiles CPU Adam and others at first use; that needs a C++ compiler, ninja, Python headers "
+           "and, on GPUs, nvcc of the CUDA release that torch was built for"),
+        N_("install what `dstui detect` names as missing; `ds_report` lists the ops; delete a half-built folder "
+           "below ~/.cache/torch_extensions after an interrupted build"),
+    ),
+    Cause(
+        "DR702", "no-cuda-toolkit", None,
+        N_("the CUDA toolkit (nvcc) is missing or of another release"),
+        N_("`CUDA_HOME does not exist`, `CUDAMismatchException`, nvcc not found"),
+        N_("the ops of DeepSpeed are compiled with nvcc; its major release must equal torch's"),
+        N_("install the toolkit of torch's CUDA release and set CUDA_HOME, or avoid the op (no offload, torch's Adam)"),
+    ),
+    Cause(
+        "DR703", "arch-list", None,
+        N_("TORCH_CUDA_ARCH_LIST has an entry that DeepSpeed cannot read"),
+        N_("`invalid literal for int() with base 10` while an op is built"),
+        N_("DeepSpeed's op builder takes the minor release as a number; entries such as 9.0a break it"),
+        N_("unset TORCH_CUDA_ARCH_LIST or use plain entries such as 9.0"),
+    ),
+    Cause(
+        "DR704", "missing-module", None,
+        N_("a Python package is missing in the training interpreter"),
+        N_("ModuleNotFoundError or ImportError"),
+        N_("the run uses another interpreter than the one in which the package was installed"),
+        N_("install it there, or choose the interpreter with --python"),
+    ),
+    Cause(
+        "DR705", "config-refused", None,
+        N_("DeepSpeed refused the config"),
+        N_("a validation error, DeepSpeedConfigError or an assertion below deepspeed/runtime/config.py"),
+        N_("a key that this release does not know, a wrong type, or settings that exclude each other"),
+        N_("`dstui check` on the file names the key and the fix for this release"),
+    ),
+    Cause(
+        "DR706", "config-unreadable", None,
+        N_("the config could not be read"),
+        N_("a JSON error, duplicate keys, or a path that does not exist"),
+        N_("a typing error in the file, or a path relative to another directory"),
+        N_("`dstui check` on the file; give an absolute path"),
+    ),
+    Cause(
+        "DR707", "no-usable-gpu", None,
+        N_("the ranks found no usable GPU"),
+        N_("`No CUDA GPUs are available`, `invalid device ordinal`, a driver too old"),
+        N_("more ranks than visible cards, CUDA_VISIBLE_DEVICES hides them, or torch was built for a newer driver"),
+        N_("compare the devices of the run with `dstui detect`; install a torch for this driver"),
+    ),
+    Cause(
+        "DR710", "python-exception", None,
+        N_("the training script raised an exception"),
+        N_("a Python traceback"),
+        N_("see its last line and the frame of your own code"),
+        N_("correct the script or its arguments"),
+    ),
+    Cause(
+        "DR711", "script-exit", None,
+        N_("the training script ended itself with an error code"),
+        N_("a return code without a traceback"),
+        N_("sys.exit in the script, an argument error, or an error that it caught and printed"),
+        N_("see the last lines of the rank that ended first"),
+    ),
+    Cause(
+        "DR712", "crash", None,
+        N_("a rank crashed in native code"),
+        N_("SIGSEGV, SIGABRT, SIGBUS or SIGILL; return code -11, -6, -7 or -4"),
+        N_("libraries built for another CPU, CUDA or torch, a broken op build, an assertion in C++"),
+        N_("the lines just before it name the library; rebuild ops (delete ~/.cache/torch_extensions)"),
+    ),
+    Cause(
+        "DR720", "stopped-by-person", None,
+        N_("somebody stopped the run"),
+        N_("a stop request, Ctrl-C or SIGTERM to the launcher"),
+        N_("a person, a scheduler at its time limit, or a shutdown"),
+        N_("start it again; a scheduler's limit is in its own log"),
+    ),
+    Cause(
+        "DR721", "killed-from-outside", None,
+        N_("a rank was killed from outside"),
+        N_("SIGKILL or SIGTERM to a rank, while the kernel counted no out-of-memory kill"),
+        N_("a person, a scheduler, a node agent or another job's clean-up ended it"),
+        N_("ask who sent it: the scheduler's log, the node agent, other jobs of this user"),
+    ),
+    Cause(
+        "DR722", "launcher-killed", None,
+        N_("the launcher was killed; its ranks were ended"),
+        N_("the launcher's process is gone by a signal before its ranks"),
+        N_("a person or a system service ended it"),
+        N_("start the run again; dstui keeps it in a session of its own"),
+    ),
+    Cause(
+        "DR801", "index-out-of-range", None,
+        N_("an index lies outside its table: token ids and vocabulary do not match"),
+        N_("`device-side assert triggered`, `index out of range in self`"),
+        N_("tokens were added without resizing the embedding, or the tokenizer belongs to another model"),
+        N_("resize the embeddings, or use the model's own tokenizer; run once with CUDA_LAUNCH_BLOCKING=1"),
+    ),
+    Cause(
+        "DR802", "data-worker-died", None,
+        N_("a data loader worker died"),
+        N_("`DataLoader worker (pid ...) is killed by signal` or `exited unexpectedly`"),
+        N_("memory or shared memory ran out, or the data set raised in a worker"),
+        N_("fewer workers, more /dev/shm, or num_workers 0 to see the real error"),
+    ),
+    Cause(
+        "DR803", "file-not-found", None,
+        N_("a file of the training does not exist"),
+        N_("FileNotFoundError, `No such file or directory`"),
+        N_("a path relative to another directory, or a data set that is not on this machine"),
+        N_("give an absolute path; the run's working directory is in its manifest"),
+    ),
+    Cause(
+        "DR901", "disk-full", None,
+        N_("the disk is full"),
+        N_("`No space left on device` or `Disk quota exceeded`"),
+        N_("checkpoints (with optimizer states 12-16 bytes a parameter), the op cache or NVMe swap files"),
+        N_("free space or write elsewhere; keep fewer checkpoints"),
+    ),
+)  # fmt: skip
+BY_CODE = {cause.code: cause for cause in _ALL}
+BY_NAME = {cause.name: cause for cause in _ALL}
+
+
+def find(word: str) -> Cause | None:
+    """A cause by code (any letter case) or name."""
+    return BY_CODE.get(word.upper()) or BY_NAME.get(word.lower())
+
+
+def all_causes() -> tuple[Cause, ...]:
+    return _ALL

@@ -1,0 +1,1128 @@
+"""Why a run failed: ``diagnose(run directory | log | text) -> Diagnosis``.
+
+Evidence is gathered first (tracebacks, the launcher's return codes, exit.json, the kernel's count of OOM
+kills, samples), then causes compete. What a *first* failing rank says counts; errors of its peers that only
+lost the connection do not. The text of a log alone is never ``certain``: that takes the exit record of the
+supervisor. No cause is a valid answer, and a healthy log has none.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from dstui.errors import DstuiError
+from dstui.i18n import _, ngettext
+from dstui.runs import store
+from dstui.runs.causes import BY_CODE, CHECKPOINTS
+from dstui.runs.events import Event, Failure, Parser
+from dstui.runs.processes import signal_name
+from dstui.runs.store import RunDir
+from dstui.runs.tail import Line, LogFile, split
+from dstui.units import GiB, gib
+
+Certainty = Literal["certain", "likely", "possible"]
+HEAD = 1 << 20
+TAIL = 8 << 20
+"""A larger log is read at its beginning and its end."""
+COUNT_LINES = 256 << 20
+"""Line numbers are counted up to this offset; beyond it the line is null."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """``line``: from 1, None when it was not counted or the evidence is no line of a file."""
+
+    file: str
+    line: int | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Repair:
+    """``edits``: RFC 6902 on the run's config; empty when the change is not in the config. ``price``: what it costs."""
+
+    title: str
+    edits: tuple[Mapping[str, Any], ...] = ()
+    price: str = ""
+
+
+@dataclass(frozen=True)
+class Named:
+    """A cause as it applies to this run."""
+
+    code: str
+    certainty: Certainty
+    detail: str = ""
+    """One translated sentence with the run's own figures."""
+
+    @property
+    def name(self) -> str:
+        return BY_CODE[self.code].name
+
+    @property
+    def checkpoint(self) -> int | None:
+        return self.place or BY_CODE[self.code].checkpoint
+
+    place: int | None = None
+    """Overrides the checkpoint of the cause (a refused key belongs to its own)."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    outcome: str
+    cause: Named | None
+    evidence: tuple[Evidence, ...] = ()
+    fixes: tuple[Repair, ...] = ()
+    others: tuple[Named, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        def named(n: Named) -> dict[str, Any]:
+            return {
+                "code": n.code,
+                "name": n.name,
+                "checkpoint": n.checkpoint,
+                "certainty": n.certainty,
+                "message": BY_CODE[n.code].heading,
+                "detail": n.detail,
+            }
+
+        return {
+            "schema_version": 1,
+            "outcome": self.outcome,
+            "cause": None if self.cause is None else named(self.cause),
+            "evidence": [{"file": e.file, "line": e.line, "text": e.text} for e in self.evidence],
+            "fixes": [
+                {"title": f.title, "edits": [dict(e) for e in f.edits], "price": f.price} for f in self.fixes
+            ],
+            "others": [named(n) for n in self.others],
+        }
+
+
+@dataclass
+class _Case:
+    """All that is known about one run."""
+
+    outcome: str
+    file: str
+    events: list[Event]
+    head: list[Line] = field(default_factory=list)
+    tail: list[Line] = field(default_factory=list)
+    config: Mapping[str, Any] | None = None
+    exit: Mapping[str, Any] | None = None
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+    stalled: bool = False
+    number: Any = None
+
+    @property
+    def failures(self) -> list[Failure]:
+        return [e.values["failure"] for e in self.events if e.kind == "error"]
+
+    def of(self, kind: str) -> list[Event]:
+        return [e for e in self.events if e.kind == kind]
+
+    def line(self, offset: int, text: str) -> Evidence:
+        return Evidence(self.file, self.number(offset) if self.number else None, text.strip()[:600])
+
+    @property
+    def rank_code(self) -> int | None:
+        """Return code of the rank that ended first, negative for a signal."""
+        if self.exit is not None:
+            code = self.exit.get("rank_code")
+            return code if isinstance(code, int) else None
+        codes = [e.values["code"] for e in self.of("rank_exit")]
+        return next((c for c in codes if c), None)
+
+    @property
+    def stepped(self) -> bool:
+        return any(
+            e.kind == "step" and (e.values.get("loss") is not None or e.values.get("step", 0) > 0)
+            for e in self.events
+        )
+
+
+@dataclass(frozen=True)
+class _Finding:
+    cause: Named
+    evidence: tuple[Evidence, ...]
+    fixes: tuple[Repair, ...] = ()
+    weight: int = 0
+    """The heaviest wins."""
+
+
+# -- gathering ---------------------------------------------------------------------------------------------------
+
+
+def diagnose(
+    source: RunDir | Path | str, config: Mapping[str, Any] | None = None, *, text: bool = False
+) -> Diagnosis:
+    """``source``: a run, its directory, a log file, or (``text``) the log itself. ``config``: the DeepSpeed
+    config for the edits of fixes; a run's own copy is found by itself. Raises DstuiError for an unreadable file."""
+    if isinstance(source, RunDir):
+        return diagnose_run(source, config)
+    if text:
+        data = str(source).encode()
+        lines = split(data, 0, final=True)[0]
+        return _judge(_log_case("-", lines, [], config, lambda offset: data.count(b"\n", 0, offset) + 1))
+    path = Path(source)
+    if path.is_dir():
+        if not (path / "manifest.json").is_file():
+            raise DstuiError(
+                _("{path}: not a run directory").format(path=path), _("give a run, a log file or -")
+            )
+        return diagnose_run(RunDir(path), config)
+    head, tail = _read(path)
+    file = LogFile(path)
+    return _judge(
+        _log_case(str(path), head, tail, config, lambda o: file.number(o) if o <= COUNT_LINES else None)
+    )
+
+
+def diagnose_run(run: RunDir, config: Mapping[str, Any] | None = None) -> Diagnosis:
+    """The run's logs, exit record, samples and config together."""
+    manifest = run.manifest
+    exit_data = run.exit
+    state = store.state(run)
+    try:
+        head, tail = _read(run.out_log)
+    except DstuiError:
+        head, tail = [], []
+    file = LogFile(run.out_log)
+    events, more = _events(head, tail)
+    if run.rank_logs.is_dir():
+        for path in sorted(run.rank_logs.glob("*.log"))[:64]:
+            extra_head, extra_tail = _read(path)
+            found, _m = _events(extra_head, extra_tail)
+            events += [e for e in found if e.kind not in ("step", "progress")]
+    case = _Case(
+        outcome=state,
+        file=str(run.out_log),
+        events=events,
+        head=head,
+        tail=more,
+        config=config if config is not None else _load_config(run.config_path),
+        exit=exit_data,
+        manifest=manifest,
+        number=lambda o: file.number(o) if o <= COUNT_LINES else None,
+    )
+    return _judge(case)
+
+
+def _log_case(
+    name: str, head: list[Line], tail: list[Line], config: Mapping[str, Any] | None, number: Any
+) -> _Case:
+    events, more = _events(head, tail)
+    case = _Case("unknown", name, events, head, more, config, number=number)
+    case.outcome = _outcome(case)
+    return case
+
+
+def _read(path: Path) -> tuple[list[Line], list[Line]]:
+    """Beginning and end of a log; the end is empty when the beginning is all of it."""
+    try:
+        size = os.stat(path).st_size  # noqa: PTH116
+        with path.open("rb") as f:
+            if size <= HEAD + TAIL:
+                return split(f.read(), 0, final=True)[0], []
+            head = split(f.read(HEAD), 0)[0]
+    except OSError as e:
+        raise DstuiError(_("{path}: {cause}").format(path=path, cause=e.strerror or e)) from e
+    found: list[Line] = []
+    for at, data in LogFile(path)._blocks(size - TAIL, size):
+        found += split(data, at, final=True)[0]
+    return head, found[1:]
+
+
+def _events(head: list[Line], tail: list[Line]) -> tuple[list[Event], list[Line]]:
+    parser = Parser()
+    events = parser.feed_all(head) + parser.finish()
+    if tail:
+        parser = Parser()
+        events += parser.feed_all(tail) + parser.finish()
+    return events, tail or head
+
+
+def _load_config(path: Path) -> Mapping[str, Any] | None:
+    from dstui.runs.view import _config
+
+    return _config(path)
+
+
+def _outcome(case: _Case) -> str:
+    """The fate of a run of which only the log is known."""
+    if case.of("rank_exit"):
+        return "failed"
+    last = case.tail[-30:]
+    m = next(
+        (
+            m
+            for line in reversed(last)
+            if (m := re.match(r"^exit(?:ed with)?(?: code)?:? (-?\d+)$", line.text.strip()))
+        ),
+        None,
+    )
+    if m:
+        return "finished" if int(m.group(1)) == 0 else "failed"
+    if case.of("rank_ok") or case.of("summary"):
+        return "finished"
+    if case.failures or case.of("oom"):
+        return "failed"
+    return "unknown"
+
+
+# -- judging -----------------------------------------------------------------------------------------------------
+
+
+def _judge(case: _Case) -> Diagnosis:
+    found: list[_Finding] = []
+    for look in (
+        _stopped,
+        _killed,
+        _exceptions,
+        _native,
+        _collectives,
+        _builds,
+        _numerics,
+        _launcher,
+        _plain_exit,
+        _oom_lines,
+        _pinning,
+    ):
+        found += look(case)
+    found.sort(key=lambda f: -f.weight)
+    if not found:
+        return Diagnosis(case.outcome, None)
+    best = found[0]
+    others: list[Named] = []
+    for f in found[1:]:
+        if f.cause.code != best.cause.code and all(o.code != f.cause.code for o in others):
+            others.append(f.cause)
+    return Diagnosis(case.outcome, best.cause, best.evidence, best.fixes, tuple(others[:4]))
+
+
+def _recorded(case: _Case, *, agrees: bool) -> Certainty:
+    """``certain`` only where the supervisor's record says the same as the log."""
+    return "certain" if case.exit is not None and agrees else "likely"
+
+
+def _stopped(case: _Case) -> Iterator[_Finding]:
+    if case.exit is not None and case.exit.get("outcome") == "stopped":
+        by = case.exit.get("stopped_by") or {}
+        who = by.get("user") or by.get("signal") or "?"
+        detail = _("stopped by {who}").format(who=who)
+        yield _Finding(
+            Named("DR720", "certain", detail),
+            (Evidence("exit.json", None, f"stopped_by: {json.dumps(by)}"),),
+            weight=100,
+        )
+        return
+    for e in case.of("signal"):
+        yield _Finding(Named("DR720", "likely"), (case.line(e.offset, e.text),), weight=60)
+        return
+
+
+def _killed(case: _Case) -> Iterator[_Finding]:
+    code = case.rank_code
+    exits = [e for e in case.of("rank_exit") if e.values["code"] in (-9, 137)]
+    container = case.exit is not None and case.exit.get("code") in (137,)
+    log_137 = any(
+        re.match(r"^exit(?: code)?:? (?:247|137|-9)$", line.text.strip()) for line in case.tail[-10:]
+    )
+    if code == -15 and case.outcome == "failed":
+        shown = tuple(case.line(e.offset, e.text) for e in case.of("rank_exit")[:1])
+        yield _Finding(
+            Named("DR721", _recorded(case, agrees=True), _("a rank got SIGTERM")), shown, weight=55
+        )
+        return
+    if code != -9 and not exits and not container and not log_137:
+        return
+    evidence = [case.line(e.offset, e.text) for e in exits[:2]]
+    kills = (case.exit or {}).get("oom_kills") or {}
+    own, system = kills.get("cgroup"), kills.get("system")
+    if case.exit is not None:
+        evidence.append(
+            Evidence(
+                "exit.json",
+                None,
+                f"rank {case.exit.get('first_rank')} ended by SIGKILL, oom_kills: {json.dumps(kills)}",
+            )
+        )
+    evidence += _memory_evidence(case)
+    if own:
+        certainty: Certainty = "certain"
+        detail = ngettext(
+            "the kernel killed {n} process of this run's memory group",
+            "the kernel killed {n} processes of this run's memory group",
+            own,
+        ).format(n=own)
+    elif system:
+        certainty = "likely"
+        detail = _("the kernel killed a process for lack of memory while this run went on")
+    elif own == 0 and system == 0:
+        yield _Finding(
+            Named("DR721", "likely", _("SIGKILL, but the kernel counted no out-of-memory kill")),
+            tuple(evidence),
+            weight=70,
+        )
+        return
+    else:
+        certainty = "likely"
+        detail = _("SIGKILL without a message; the kernel's count of out-of-memory kills is not known")
+    yield _Finding(Named("DR401", certainty, detail), tuple(evidence), _host_fixes(case), weight=80)
+    if certainty != "certain":
+        yield _Finding(Named("DR721", "possible"), tuple(evidence), weight=10)
+
+
+def _memory_evidence(case: _Case) -> list[Evidence]:
+    """Host memory at the end, from the samples of the run."""
+    if not case.manifest:
+        return []
+    from dstui.runs.samples import read_samples
+
+    samples = read_samples(Path(case.file).parent / "samples", 60)
+    best = max((s for s in samples if s.host.used is not None), key=lambda s: s.host.used or 0, default=None)
+    if best is None or not best.host.capacity:
+        return []
+    text = f"host memory {gib(best.host.used)} of {gib(best.host.capacity)} in the last minute"
+    return [Evidence("samples/1s.jsonl", None, text)]
+
+
+_SECONDARY = re.compile(
+    r"Connection (?:closed|reset|refused)|Broken pipe|remote worker crashing|Socket Timeout|ncclRemoteError|"
+    r"wait timeout|NCCL communicator was aborted|failed to recv|recvValue failed|DistStoreError|"
+    r"store.*(?:timed? ?out|timeout)|Timed out waiting \d+ms for (?:recv|send)|unbound_buffer",
+    re.IGNORECASE,
+)
+"""What a rank says when a peer is gone: the effect of a failure elsewhere."""
+
+
+def _primary(case: _Case) -> Failure | None:
+    """The first exception of the rank that failed first; a peer's lost connection only when nobody says more."""
+    failures = [
+        f for f in case.failures if f.short not in ("ChildFailedError", "SystemExit", "KeyboardInterrupt")
+    ]
+    if not failures:
+        return None
+    first_rank = case.exit.get("first_rank") if case.exit else None
+    real = [f for f in failures if not _SECONDARY.search(f.text)]
+    own = [f for f in real if f.rank is not None and f.rank == first_rank]
+    pool = own or real or failures
+    return min(pool, key=lambda f: f.offset)
+
+
+def _exceptions(case: _Case) -> Iterator[_Finding]:
+    failure = _primary(case)
+    if failure is None or case.outcome == "finished":
+        return
+    code = case.rank_code
+    agrees = code is not None and code > 0 and case.outcome == "failed"
+    certainty = _recorded(case, agrees=agrees)
+    named, fixes = _name(case, failure, certainty)
+    evidence = [
+        case.line(failure.offset, failure.text if failure.details else f"{failure.type}: {failure.message}")
+    ]
+    frame = _user_frame(failure)
+    if frame:
+        evidence.append(Evidence(frame[0], frame[1], f"in {frame[2]}"))
+    weight = 75 if named.code not in ("DR502",) else 40
+    yield _Finding(named, tuple(evidence), tuple(fixes), weight=weight)
+
+
+def _user_frame(failure: Failure) -> tuple[str, int, str] | None:
+    """The innermost frame of the user's own code."""
+    for f in reversed(failure.frames):
+        if (
+            "site-packages" not in f.file
+            and "dist-packages" not in f.file
+            and not f.file.startswith("<")
+            and "/lib/python" not in f.file
+            and "/deepspeed/" not in f.file
+        ):
+            return f.file, f.line, f.function
+    return None
+
+
+_OOM = re.compile(r"CUDA out of memory|HIP out of memory|NPU out of memory")
+_TRIED = re.compile(r"Tried to allocate ([\d.]+) (MiB|GiB|KiB|bytes)")
+_CAPACITY = re.compile(r"total capacity of ([\d.]+) GiB|; ([\d.]+) GiB total capacity")
+_MINE = re.compile(r"this process has ([\d.]+) (GiB|MiB) memory in use")
+_FREE = re.compile(r"of which ([\d.]+) (GiB|MiB|bytes) is free")
+_CACHED = re.compile(r"and ([\d.]+) (GiB|MiB) is reserved by PyTorch but unallocated")
+_UNIT = {"GiB": GiB, "MiB": 1 << 20, "KiB": 1 << 10, "bytes": 1}
+
+
+def _size(pattern: re.Pattern[str], text: str) -> int | None:
+    m = pattern.search(text)
+    if not m:
+        return None
+    groups = [g for g in m.groups() if g]
+    unit = _UNIT[groups[1]] if len(groups) > 1 else GiB
+    return int(float(groups[0]) * unit)
+
+
+def oom_phase(failure: Failure) -> str:
+    """``init forward backward step other`` by the outermost telling frame of a traceback."""
+    for f in failure.frames:
+        where, name = f.file, f.function
+        if "deepspeed" in where:
+            if name == "initialize" or (name == "__init__" and ("engine.py" in where or "/zero/" in where)):
+                return "init"
+            if name == "step" or name == "_take_model_step":
+                return "step"
+            if name == "backward":
+                return "backward"
+            if name == "forward":
+                return "forward"
+        if name in ("from_pretrained", "_load_pretrained_model", "load_state_dict"):
+            return "init"
+        if "torch/autograd" in where and name in ("backward", "_engine_run_backward"):
+            return "backward"
+        if "torch/optim" in where and name == "step":
+            return "step"
+    return "other"
+
+
+def _name(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list[Repair]]:
+    """Cause and repairs for one exception. Order: from the special to the general."""
+    text = f.text
+    files = " ".join(x.file for x in f.frames)
+    if f.short == "OutOfMemoryError" or _OOM.search(text):
+        return _gpu_oom(case, f, certainty)
+    if "Check batch related parameters" in text or re.search(
+        r"batch size per gpu: \d+ has to be greater", text, re.I
+    ):
+        return Named("DR301", certainty, f.message), _batch_fixes(case, text)
+    if re.search(
+        r"CUDA_HOME|CUDAMismatchException|nvcc(?: not found|: command not found)|MissingCUDAException", text
+    ):
+        return Named("DR702", certainty, f.message), []
+    if "invalid literal for int() with base 10" in text and "op_builder" in files:
+        return Named("DR703", certainty, f.message), [Repair(_("run with TORCH_CUDA_ARCH_LIST unset"))]
+    if (
+        re.search(
+            r"Error building extension|Unable to JIT load|Ninja is required|ninja -v|No module named 'deepspeed_\w+'",
+            text,
+        )
+        or "cpp_extension.py" in files
+        or (
+            f.short in ("AttributeError", "ImportError", "OSError")
+            and ("op_builder" in files or "ds_opt_adam" in text)
+        )
+    ):
+        return Named("DR701", certainty, _first_line(text)), _build_fixes(case)
+    if f.short in ("ModuleNotFoundError", "ImportError"):
+        m = re.search(r"No module named '([\w.]+)'", text)
+        fixes = []
+        if m:
+            python = case.manifest.get("python") or "python"
+            fixes.append(
+                Repair(
+                    _("install it: {command}").format(
+                        command=f"{python} -m pip install {m.group(1).partition('.')[0]}"
+                    )
+                )
+            )
+        return Named("DR704", certainty, f.message), fixes
+    if re.search(r"Address already in use|EADDRINUSE", text):
+        return Named("DR503", certainty, _first_line(text)), [
+            Repair(_("let dstui choose a free port: --master-port auto"))
+        ]
+    if re.search(r"No space left on device|Disk quota exceeded", text):
+        return (
+            Named("DR403" if "/dev/shm" in text or "shm" in text.lower() else "DR901", certainty, f.message),
+            [],
+        )
+    if re.search(
+        r"DataLoader worker .*(?:killed by signal|exited unexpectedly)|insufficient shared memory", text
+    ):
+        return Named(
+            "DR403" if "shared memory" in text or "Bus error" in text else "DR802", certainty, f.message
+        ), []
+    if re.search(r"device-side assert|index out of range in self|CUBLAS_STATUS_NOT_INITIALIZED", text):
+        return Named("DR801", certainty, f.message), []
+    if re.search(
+        r"No CUDA GPUs are available|invalid device ordinal|no CUDA-capable device|driver version is insufficient|"
+        r"Found no NVIDIA driver|NVIDIA driver on your system is too old|device >= 0 && device < num_gpus",
+        text,
+    ):
+        return Named("DR707", certainty, _first_line(text)), []
+    if re.search(r"zero_force_ds_cpu_optimizer|DeepSpeedCPUAdam|ZeroRuntimeException.*optimizer", text):
+        return Named("DR201", certainty, f.message), _cpu_optimizer_fixes(case)
+    if re.search(r"already at minimum", text):
+        return Named("DR602", certainty, f.message), _precision_fixes(case)
+    if re.search(r"no_sync|gradient_accumulation_boundary|accumulation boundary", text):
+        return Named("DR302", certainty, f.message), []
+    if re.search(r"mlock|pin_memory|cudaHostAlloc|cudaHostRegister", text):
+        return Named("DR402", certainty, f.message), _pin_fixes(case)
+    if _in_config(f):
+        return _refused(case, f, certainty)
+    if re.search(r"collective operation timeout|Watchdog", text):
+        return Named("DR501", certainty, _first_line(text)), []
+    if re.search(r"timed out|timeout", text, re.I) and "init_process_group" in " ".join(
+        x.function for x in f.frames
+    ):
+        return Named("DR504", certainty, _first_line(text)), []
+    if _SECONDARY.search(text) or re.search(
+        r"NCCL (?:error|Error)|nccl(?:System|Unhandled|Internal|Invalid)|DistBackendError", text
+    ):
+        weaker: Certainty = "likely" if certainty == "certain" else "possible"
+        return Named("DR502", weaker, _first_line(text)), []
+    if f.short == "FileNotFoundError" or "No such file or directory" in text:
+        return Named("DR803", certainty, f.message), []
+    frame = _user_frame(f)
+    detail = f"{f.short}: {f.message}" if f.message else f.short
+    if frame:
+        detail += " " + _("(in {file}, line {line})").format(file=frame[0], line=frame[1])
+    return Named("DR710", certainty, detail), []
+
+
+def _first_line(text: str) -> str:
+    return text.splitlines()[0][:400] if text else ""
+
+
+def _gpu_oom(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list[Repair]]:
+    text = f.text
+    tried, capacity = _size(_TRIED, text), _size(_CAPACITY, text)
+    mine, free, cached = _size(_MINE, text), _size(_FREE, text), _size(_CACHED, text)
+    phase = oom_phase(f)
+    detail = _("{tried} more were asked for, the card has {capacity}").format(
+        tried=gib(tried), capacity=gib(capacity)
+    )
+    if f.rank is not None:
+        detail = _("rank {rank}: ").format(rank=f.rank) + detail
+    if (
+        capacity
+        and mine is not None
+        and free is not None
+        and mine < 0.5 * capacity
+        and capacity - mine - free > 0.3 * capacity
+    ):
+        held = capacity - mine - free
+        detail += "; " + _("other processes hold {size} of it").format(size=gib(held))
+        return Named("DR104", certainty, detail), [
+            Repair(_("choose free cards, or end what holds memory there: dstui detect"))
+        ]
+    fixes: list[Repair] = []
+    if cached and capacity and cached > 0.1 * capacity and (tried or 0) < cached:
+        fixes.append(
+            Repair(
+                _(
+                    "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True ({size} lay unused in the cache)"
+                ).format(size=gib(cached)),
+                price=_("none on Linux"),
+            )
+        )
+    memory = _memory_fixes(case.config)
+    batch = _micro_fixes(case.config)
+    if phase == "init" or (phase == "other" and not case.stepped):
+        return Named("DR101", certainty, detail), [*memory, *fixes]
+    if phase == "step":
+        return Named("DR103", certainty, detail), [*memory, *fixes]
+    return Named("DR102", certainty, detail), [*batch, *memory, *fixes]
+
+
+def _micro_fixes(config: Mapping[str, Any] | None) -> list[Repair]:
+    """Half the micro batch at the same global batch, where the config holds the numbers."""
+    fixes = []
+    micro = (config or {}).get("train_micro_batch_size_per_gpu")
+    gas = (config or {}).get("gradient_accumulation_steps")
+    if isinstance(micro, int) and not isinstance(micro, bool) and micro > 1:
+        half = micro // 2
+        edits: list[dict[str, Any]] = [
+            {"op": "replace", "path": "/train_micro_batch_size_per_gpu", "value": half}
+        ]
+        if isinstance(gas, int) and micro % 2 == 0:
+            edits.append({"op": "replace", "path": "/gradient_accumulation_steps", "value": gas * 2})
+        elif gas is None and micro % 2 == 0 and "train_batch_size" not in (config or {}):
+            edits.append({"op": "add", "path": "/gradient_accumulation_steps", "value": 2})
+        fixes.append(
+            Repair(
+                _("micro batch {a} -> {b} with the accumulation doubled: the same global batch").format(
+                    a=micro, b=half
+                ),
+                tuple(edits),
+                _("more micro steps, each faster; usually a few percent slower"),
+            )
+        )
+    else:
+        fixes.append(Repair(_("a smaller micro batch, with more accumulation for the same global batch")))
+    fixes.append(Repair(_("activation checkpointing in the script"), price=_("about a third more compute")))
+    return fixes
+
+
+def _memory_fixes(config: Mapping[str, Any] | None) -> list[Repair]:
+    """The next step up in ZeRO and offload from where the config stands."""
+    zero = (config or {}).get("zero_optimization")
+    zero = zero if isinstance(zero, Mapping) else {}
+    stage = zero.get("stage", 0)
+    stage = stage if isinstance(stage, int) else 0
+    offload = zero.get("offload_optimizer") or {}
+    on_cpu = isinstance(offload, Mapping) and offload.get("device", "none") in ("cpu", "nvme")
+    fixes = []
+    if config is None:
+        return [
+            Repair(
+                _("a higher ZeRO stage"),
+                price=_("stages 1 and 2 cost little, stage 3 communicates half as much again"),
+            ),
+            Repair(
+                _("offload the optimizer to the CPU"),
+                price=_("slower steps: the CPU updates the weights over PCIe"),
+            ),
+        ]
+    if stage < 3:
+        target = 2 if stage < 2 else 3
+        edit: dict[str, Any]
+        if isinstance(config.get("zero_optimization"), Mapping):
+            op = "replace" if "stage" in zero else "add"
+            edit = {"op": op, "path": "/zero_optimization/stage", "value": target}
+        else:
+            edit = {"op": "add", "path": "/zero_optimization", "value": {"stage": target}}
+        fixes.append(
+            Repair(
+                _("ZeRO stage {a} -> {b}").format(a=stage, b=target),
+                (edit,),
+                _("little")
+                if target == 2
+                else _("parameters are gathered for every layer: half as much communication again"),
+            )
+        )
+    if stage >= 1 and not on_cpu:
+        op = "replace" if "offload_optimizer" in zero else "add"
+        fixes.append(
+            Repair(
+                _("offload the optimizer to the CPU"),
+                ({"op": op, "path": "/zero_optimization/offload_optimizer", "value": {"device": "cpu"}},),
+                _("slower steps: the CPU updates the weights over PCIe; 12 bytes a parameter of host RAM"),
+            )
+        )
+    params = zero.get("offload_param") or {}
+    if (
+        stage == 3
+        and on_cpu
+        and not (isinstance(params, Mapping) and params.get("device", "none") in ("cpu", "nvme"))
+    ):
+        op = "replace" if "offload_param" in zero else "add"
+        fixes.append(
+            Repair(
+                _("offload the parameters too"),
+                ({"op": op, "path": "/zero_optimization/offload_param", "value": {"device": "cpu"}},),
+                _("much slower: weights cross PCIe in every pass"),
+            )
+        )
+    return fixes
+
+
+def _host_fixes(case: _Case) -> tuple[Repair, ...]:
+    zero = (case.config or {}).get("zero_optimization")
+    fixes = []
+    if isinstance(zero, Mapping):
+        params, optimizer = zero.get("offload_param"), zero.get("offload_optimizer")
+        if isinstance(params, Mapping) and params.get("device", "none") != "none":
+            fixes.append(
+                Repair(
+                    _("offload the optimizer only: drop offload_param"),
+                    ({"op": "remove", "path": "/zero_optimization/offload_param"},),
+                    _("2 bytes a parameter divided by the ranks go back to the GPUs"),
+                )
+            )
+        for key, value in (("offload_optimizer", optimizer), ("offload_param", params)):
+            if (
+                isinstance(value, Mapping)
+                and value.get("device") == "cpu"
+                and value.get("pin_memory") is not False
+            ):
+                op = "replace" if "pin_memory" in value else "add"
+                fixes.append(
+                    Repair(
+                        _("do not pin the buffers of {key} (true by default from 0.19.5 on)").format(key=key),
+                        ({"op": op, "path": f"/zero_optimization/{key}/pin_memory", "value": False},),
+                        _("slower copies between host and GPU"),
+                    )
+                )
+    fixes.append(Repair(_("fewer ranks on a node, or a higher memory limit for the job")))
+    return tuple(fixes)
+
+
+def _pin_fixes(case: _Case) -> list[Repair]:
+    fixes = [Repair(_("raise the limit for locked memory: ulimit -l unlimited"))]
+    zero = (case.config or {}).get("zero_optimization")
+    for key in ("offload_optimizer", "offload_param"):
+        value = zero.get(key) if isinstance(zero, Mapping) else None
+        if isinstance(value, Mapping):
+            op = "replace" if "pin_memory" in value else "add"
+            edit = {"op": op, "path": f"/zero_optimization/{key}/pin_memory", "value": False}
+            fixes.append(Repair(_("do not pin the buffers of {key}").format(key=key), (edit,)))
+    return fixes
+
+
+def _batch_fixes(case: _Case, text: str) -> list[Repair]:
+    m = re.search(r"(\d+) != (\d+) \* (\d+) \* (\d+)", text)
+    if not m or "train_batch_size" not in (case.config or {}):
+        return [Repair(_("leave train_batch_size out and let DeepSpeed derive it"))]
+    micro, gas, world = (int(x) for x in m.groups()[1:])
+    product = micro * gas * world
+    return [
+        Repair(
+            _("train_batch_size {a} -> {b} (= {micro} x {gas} x {world} ranks)").format(
+                a=m.group(1), b=product, micro=micro, gas=gas, world=world
+            ),
+            ({"op": "replace", "path": "/train_batch_size", "value": product},),
+        ),
+        Repair(
+            _("leave train_batch_size out and let DeepSpeed derive it"),
+            ({"op": "remove", "path": "/train_batch_size"},),
+        ),
+    ]
+
+
+def _cpu_optimizer_fixes(case: _Case) -> list[Repair]:
+    edits: tuple[Mapping[str, Any], ...] = ()
+    if case.config is not None:
+        op = "replace" if "zero_force_ds_cpu_optimizer" in case.config else "add"
+        edits = ({"op": op, "path": "/zero_force_ds_cpu_optimizer", "value": False},)
+    return [
+        Repair(_("use DeepSpeedCPUAdam in the script, or name the optimizer in the config")),
+        Repair(_("accept another optimizer on the CPU"), edits, _("the step on the CPU gets much slower")),
+    ]
+
+
+def _precision_fixes(case: _Case) -> list[Repair]:
+    fixes = []
+    fp16 = (case.config or {}).get("fp16")
+    if isinstance(fp16, Mapping) and fp16.get("enabled"):
+        op = "replace" if "bf16" in (case.config or {}) else "add"
+        fixes.append(
+            Repair(
+                _("bf16 instead of fp16"),
+                (
+                    {"op": "replace", "path": "/fp16/enabled", "value": False},
+                    {"op": op, "path": "/bf16", "value": {"enabled": True}},
+                ),
+                _("needs compute capability 8.0"),
+            )
+        )
+    fixes.append(Repair(_("a lower learning rate, with warm-up and gradient clipping 1.0")))
+    return fixes
+
+
+def _build_fixes(case: _Case) -> list[Repair]:
+    fixes = [Repair(_("install what is missing for the op builder: dstui detect names it"))]
+    zero = (case.config or {}).get("zero_optimization")
+    if isinstance(zero, Mapping) and isinstance(zero.get("offload_optimizer"), Mapping):
+        fixes.append(
+            Repair(
+                _("do without optimizer offload"),
+                ({"op": "remove", "path": "/zero_optimization/offload_optimizer"},),
+                _("its states stay on the GPU"),
+            )
+        )
+    return fixes
+
+
+_MODELS = {
+    "DeepSpeedZeroConfig": ("/zero_optimization", None),
+    "DeepSpeedZeroOffloadParamConfig": ("/zero_optimization/offload_param", 2),
+    "DeepSpeedZeroOffloadOptimizerConfig": ("/zero_optimization/offload_optimizer", 2),
+    "DeepSpeedFP16Config": ("/fp16", None),
+    "DeepSpeedBF16Config": ("/bf16", None),
+    "ZenFlowConfig": ("/zero_optimization/zenflow", 2),
+}
+"""pydantic model -> where it lies in the file, and the checkpoint that it belongs to."""
+
+
+def _in_config(f: Failure) -> bool:
+    """Raised while DeepSpeed (or the Trainer) read and checked the config."""
+    if f.short in ("DeepSpeedConfigError", "ValidationError", "JSONDecodeError", "HjsonDecodeError"):
+        return True
+    where = ("deepspeed/runtime/config", "deepspeed/runtime/zero/config", "deepspeed/runtime/precision_config", "config_utils.py",
+             "integrations/deepspeed.py", "accelerate/utils/dataclasses.py")  # fmt: skip
+    return any(part in x.file for x in f.frames[-3:] for part in where)
+
+
+def _refused(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list[Repair]]:
+    text = f.text
+    if re.search(r"JSONDecodeError|Decode|Duplicate keys|Expected a string path|No such file|is not a valid|does not exist", text) or f.short in (
+        "FileNotFoundError", "JSONDecodeError", "HjsonDecodeError",
+    ):  # fmt: skip
+        return Named("DR706", certainty, _first_line(text)), [
+            Repair(_("dstui check on the file shows the place"))
+        ]
+    fixes: list[Repair] = []
+    place: int | None = None
+    detail = _first_line(text)
+    m = re.search(r"validation errors? for (\w+)", text)
+    if m and f.details:
+        base, place = _MODELS.get(m.group(1), ("", None))
+        pairs = _pydantic(f.details)
+        if pairs:
+            key, problem = pairs[0]
+            pointer = base + "/" + key.replace(".", "/")
+            place = _checkpoint(pointer, place)
+            detail = f"{pointer.strip('/').replace('/', '.')}: {problem}"
+            if "extra_forbidden" in problem or "Extra inputs" in problem or "extra fields" in problem:
+                edits: tuple[Mapping[str, Any], ...] = ()
+                if _has(case.config, pointer):
+                    edits = ({"op": "remove", "path": pointer},)
+                fixes.append(
+                    Repair(
+                        _("remove {key}: this release does not know it").format(
+                            key=pointer.strip("/").replace("/", ".")
+                        ),
+                        edits,
+                    )
+                )
+    else:
+        place = _checkpoint(text, None)
+    fixes.append(Repair(_("dstui check shows every finding of this file with its fix")))
+    return Named("DR705", certainty, detail, place), fixes
+
+
+def _pydantic(details: Sequence[str]) -> list[tuple[str, str]]:
+    """(dotted location, problem) pairs of a pydantic message: a location line, then an indented problem."""
+    found = []
+    for a, b in itertools.pairwise(details):
+        if a and not a[0].isspace() and b[:1].isspace() and not b.strip().startswith("For further"):
+            found.append((a.strip(), b.strip()))
+    return found
+
+
+def _checkpoint(text: str, default: int | None) -> int | None:
+    """The checkpoint that a refused key belongs to."""
+    for pattern, checkpoint in (
+        (r"pin_memory|pinned", 4),
+        (r"offload", 2),
+        (r"batch|gradient_accumulation", 3),
+        (r"overlap_comm|bucket|allgather|reduce_scatter|communication", 5),
+        (r"zero_optimization|stage|ZeRO", 1),
+    ):
+        if re.search(pattern, text):
+            return checkpoint
+    return default
+
+
+def _has(config: Mapping[str, Any] | None, pointer: str) -> bool:
+    at: Any = config
+    for part in pointer.strip("/").split("/"):
+        if not isinstance(at, Mapping) or part not in at:
+            return False
+        at = at[part]
+    return True
+
+
+_SIGNALS = (-11, -6, -7, -4, -8)
+
+
+def _native(case: _Case) -> Iterator[_Finding]:
+    code = case.rank_code
+    if code not in _SIGNALS:
+        return
+    evidence = [case.line(e.offset, e.text) for e in case.of("rank_exit")[:1]]
+    if case.exit is not None:
+        evidence.append(Evidence("exit.json", None, str(case.exit.get("reason"))))
+    for line in reversed(case.tail[-400:]):
+        if re.search(
+            r"Segmentation fault|terminate called|Assertion .* failed|what\(\):|Bus error|Fatal Python error|Illegal instruction",
+            line.text,
+        ):
+            evidence.insert(0, case.line(line.offset, line.text))
+            break
+    shm = code == -7
+    detail = _("a rank ended by {signal}").format(signal=signal_name(-code))
+    named = Named("DR403" if shm else "DR712", "possible" if shm else _recorded(case, agrees=True), detail)
+    yield _Finding(named, tuple(evidence), weight=50 if case.of("collective") or _primary(case) else 72)
+
+
+def _collectives(case: _Case) -> Iterator[_Finding]:
+    if case.outcome == "finished":
+        return
+    lines = case.of("collective")
+    timeouts = [e for e in lines if e.values.get("timeout")]
+    if timeouts:
+        first = timeouts[0]
+        m = re.search(r"OpType=(\w+).*?Timeout\(ms\)=(\d+)", first.text)
+        detail = ""
+        if m:
+            detail = _("{operation} waited {seconds} s").format(
+                operation=m.group(1), seconds=int(m.group(2)) // 1000
+            )
+        missing = _missing_ranks(case, timeouts)
+        if missing:
+            detail += "; " + _("no complaint from rank {ranks}: look there").format(
+                ranks=", ".join(map(str, missing))
+            )
+        yield _Finding(
+            Named("DR501", "likely", detail),
+            tuple(case.line(e.offset, e.text) for e in timeouts[:3]),
+            weight=74 if _primary(case) is None else 58,
+        )
+    elif lines and case.outcome == "failed":
+        yield _Finding(Named("DR502", "possible"), (case.line(lines[0].offset, lines[0].text),), weight=30)
+
+
+def _missing_ranks(case: _Case, timeouts: Iterable[Event]) -> list[int]:
+    """Ranks that did not wait: the one that never came."""
+    waiting = {int(m.group(1)) for e in timeouts for m in [re.search(r"\[Rank (\d+)\]", e.text)] if m}
+    waiting |= {e.rank for e in timeouts if e.rank is not None}
+    worlds = [e.values["size"] for e in case.of("world")]
+    world = worlds[-1] if worlds else case.manifest.get("world_size")
+    if not world or not waiting:
+        return []
+    missing = [r for r in range(int(world)) if r not in waiting]
+    return missing if len(missing) <= 8 else []
+
+
+_BUILD = re.compile(
+    r"Error building extension '(\w+)'|ninja: build stopped|fatal error: .*: No such file or directory|nvcc fatal|error: command .* failed"
+)
+
+
+def _builds(case: _Case) -> Iterator[_Finding]:
+    if case.outcome == "finished":
+        return
+    for line in case.tail[-3000:]:
+        if _BUILD.search(line.text):
+            yield _Finding(
+                Named("DR701", "likely", line.text.strip()[:300]),
+                (case.line(line.offset, line.text),),
+                tuple(_build_fixes(case)),
+                weight=45,
+            )
+            return
+
+
+def _numerics(case: _Case) -> Iterator[_Finding]:
+    losses = [e for e in case.of("step") if e.values.get("loss") is not None]
+    bad = [e for e in losses if not math.isfinite(e.values["loss"])]
+    if len(bad) >= 2 and losses and not math.isfinite(losses[-1].values["loss"]):
+        first = bad[0]
+        step = first.values.get("step")
+        detail = (
+            _("not finite from step {step} on").format(step=step)
+            if step is not None
+            else _("not finite to the end")
+        )
+        evidence = [case.line(first.offset, first.text)]
+        evidence += [case.line(e.offset, e.text) for e in case.of("overflow")[:1]]
+        certainty: Certainty = "certain" if case.exit is not None else "likely"
+        yield _Finding(
+            Named("DR601", certainty, detail), tuple(evidence), tuple(_precision_fixes(case)), weight=35
+        )
+        return
+    floors = [
+        e
+        for e in case.of("overflow")
+        if e.values.get("floor") or (e.values.get("scale") == 1 and e.values.get("new_scale") == 1)
+    ]
+    if floors:
+        yield _Finding(
+            Named("DR602", "likely"),
+            (case.line(floors[0].offset, floors[0].text),),
+            tuple(_precision_fixes(case)),
+            weight=34,
+        )
+        return
+    overflows = case.of("overflow")
+    steps = max((e.values.get("step") or 0 for e in case.of("step")), default=0)
+    if len(overflows) >= 10 and len(overflows) > 0.5 * max(steps, 1):
+        yield _Finding(
+            Named("DR601", "possible", _("{n} steps were skipped for overflow").format(n=len(overflows))),
+            tuple(case.line(e.offset, e.text) for e in overflows[-2:]),
+            tuple(_precision_fixes(case)),
+            weight=20,
+        )
+
+
+def _launcher(case: _Case) -> Iterator[_Finding]:
+    data = case.exit
+    if data is None or case.outcome != "failed" or data.get("rank_code"):
+        return
+    if data.get("launcher_signal") or (
+        "launcher" in str(data.get("reason")) and "was killed" in str(data.get("reason"))
+    ):
+        yield _Finding(
+            Named("DR722", "certain", str(data.get("reason"))),
+            (Evidence("exit.json", None, str(data.get("reason"))),),
+            weight=56,
+        )
+
+
+def _plain_exit(case: _Case) -> Iterator[_Finding]:
+    """A code without any traceback."""
+    code = case.rank_code
+    if code is None or code <= 0 or _primary(case) is not None or case.outcome != "failed":
+        return
+    evidence = [case.line(e.offset, e.text) for e in case.of("rank_exit")[:1]]
+    for line in reversed(case.tail[-200:]):
+        if re.search(r"^usage: |error: |Error", line.text) and "return code" not in line.text:
+            evidence.insert(0, case.line(line.offset, line.text))
+            break
+    yield _Finding(
+        Named("DR711", _recorded(case, agrees=True), _("return code {code}").format(code=code)),
+        tuple(evidence),
+        weight=25,
+    )
+
+
+def _oom_lines(case: _Case) -> Iterator[_Finding]:
+    """`CUDA out of memory` that a script caught and printed itself."""
+    lines = case.of("oom")
+    if lines and case.outcome != "finished":
+        e = lines[0]
+        phase_known = case.stepped
+        yield _Finding(
+            Named("DR102" if phase_known else "DR101", "possible", _first_line(e.text)),
+            (case.line(e.offset, e.text),),
+            tuple(_micro_fixes(case.config) if phase_known else _memory_fixes(case.config)),
+            weight=28,
+        )
+
+
+def _pinning(case: _Case) -> Iterator[_Finding]:
+    if case.outcome == "finished":
+        return
+    for line in case.tail[-3000:]:
+        if "mlock failed to allocate" in line.text:
+            yield _Finding(
+                Named("DR402", "likely", line.text.strip()),
+                (case.line(line.offset, line.text),),
+                tuple(_pin_fixes(case)),
+                weight=73,
+            )
+            return
+
+
+# -- words -------------------------------------------------------------------------------------------------------
+
+
+def ending_text(state: str, data: Mapping[str, Any], found: Diagnosis | None, step: int | None) -> str:
+    """How a run ended, in one translated sentence."""
+    if state == "finished":
+        return _("finished after {n} steps").format(n=step) if step else _("finished")
+    if state == "lost":
+        return _("lost: its supervisor is gone, nobody saw how it ended")
+    cause = found.cause if found else None
+    if state == "stopped":
+        return cause.detail if cause and cause.detail else _("stopped")
+    if cause is None:
+        code = data.get("code")
+        return (
+            _("failed (exit code {code}); no cause found").format(code=code)
+            if code is not None
+            else _("failed; no cause found")
+        )
+    text = _("failed: {title}").format(title=BY_CODE[cause.code].heading)
+    if cause.checkpoint:
+        text += " " + checkpoint_text(cause.checkpoint)
+    return text
+
+
+def checkpoint_text(number: int) -> str:
+    return _("(checkpoint {n} of 5: {name})").format(n=number, name=_(CHECKPOINTS[number - 1]))

@@ -1,0 +1,451 @@
+"""From events to the state of a run: phase, step, loss, speed. Pure: no files, no clock of its own.
+
+Two counters exist. The engine's (DeepSpeed's ``step=`` lines and csv_monitor) counts optimizer steps; the
+script's own number may count micro batches or start at 0. The engine's wins wherever it is known.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dstui.runs.events import Event
+from dstui.runs.samples import Sample
+
+SERIES_LENGTH = 512
+"""Points of a series; when it is full every second one is dropped, so the whole run stays visible."""
+RECENT = 24
+"""Step times that the mean speed and the ETA are taken from."""
+STALL_SECONDS = 120.0
+STALL_INTERVALS = 10
+"""Silence counts as a stall from the larger of STALL_SECONDS and this many times the usual gap between reports."""
+PHASES = ("preflight", "launch", "loading", "building", "first-step", "training")
+
+
+class Series:
+    """A bounded curve ``(x, y)``: appended at the end, thinned when full, never reordered."""
+
+    def __init__(self, length: int = SERIES_LENGTH) -> None:
+        self._length = length
+        self._points: list[tuple[float, float]] = []
+        self._stride = 1
+        self._skipped = 0
+
+    def add(self, x: float, y: float | None) -> None:
+        if y is None:
+            return
+        if self._points and x <= self._points[-1][0]:
+            if x == self._points[-1][0]:
+                self._points[-1] = (x, y)
+                return
+            self._points = [p for p in self._points if p[0] < x]  # resumed from an earlier checkpoint
+        self._skipped += 1
+        if self._skipped < self._stride and self._points:
+            return
+        self._skipped = 0
+        self._points.append((x, y))
+        if len(self._points) >= self._length:
+            self._points = self._points[::2]
+            self._stride *= 2
+
+    @property
+    def points(self) -> tuple[tuple[float, float], ...]:
+        return tuple(self._points)
+
+    def __len__(self) -> int:
+        return len(self._points)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Where a run is before its first step. ``since``: epoch seconds. ``detail``: the op being built."""
+
+    name: str
+    since: float
+    detail: str | None = None
+
+
+@dataclass
+class _Mark:
+    """When a counter was last seen to move."""
+
+    step: int
+    at: float
+
+
+@dataclass
+class Progress:
+    """Everything that the log and csv_monitor told so far. ``apply`` and ``csv`` feed it."""
+
+    batch: int | None = None
+    """train_batch_size."""
+    total_hint: int | None = None
+    """Number of steps that the command line asked for."""
+    losses: Series = field(default_factory=Series)
+    lrs: Series = field(default_factory=Series)
+    step_times: Series = field(default_factory=Series)
+    engine_step: int | None = None
+    script_step: int | None = None
+    bar_step: int | None = None
+    total: int | None = None
+    loss: float | None = None
+    lr: float | None = None
+    grad_norm: float | None = None
+    epoch: float | None = None
+    skipped: int | None = None
+    loss_scale: float | None = None
+    overflows: int = 0
+    flushes: int = 0
+    allocated: int | None = None
+    peak_allocated: int | None = None
+    tokens_per_second: float | None = None
+    samples_per_second: float | None = None
+    timers: dict[str, float] = field(default_factory=dict)
+    world: int | None = None
+    spawned: dict[int, int] = field(default_factory=dict)
+    """local rank -> pid, from the launcher's lines."""
+    rank_codes: dict[int, int] = field(default_factory=dict)
+    seen: dict[str, float] = field(default_factory=dict)
+    """Kind of event -> epoch seconds of the first (its own stamp, else when it was read)."""
+    building: str | None = None
+    evals: dict[str, float] = field(default_factory=dict)
+    summary: dict[str, float] = field(default_factory=dict)
+    reported_at: float | None = None
+    """Epoch seconds of the last sign of progress."""
+    gaps: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    _stamped: _Mark | None = None
+    _observed: _Mark | None = None
+    _precise: bool = False
+    _bar_total: int | None = None
+    _loss_count: int = 0
+
+    # -- reading -----------------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int | None:
+        """Optimizer steps done; the script's own number where the engine's is unknown."""
+        engine = [s for s in (self.engine_step, self.bar_step) if s is not None]
+        if engine:
+            return max(engine)
+        return self.script_step
+
+    @property
+    def total_steps(self) -> int | None:
+        known = self.total or self._bar_total or self.total_hint
+        return known if known and known >= (self.step or 0) else None
+
+    @property
+    def step_time(self) -> float | None:
+        """Mean seconds of the last steps; the first one (builds, warm-up) does not count once others exist."""
+        values = list(self._recent)
+        if not values:
+            if self.samples_per_second and self.batch:
+                return self.batch / self.samples_per_second
+            return None
+        return sum(values) / len(values)
+
+    @property
+    def eta(self) -> float | None:
+        """Seconds to go."""
+        total, step, each = self.total_steps, self.step, self.step_time
+        if total is None or step is None or each is None:
+            return None
+        return max(0, total - step) * each
+
+    @property
+    def stepped(self) -> bool:
+        """Whether the first optimizer step is done."""
+        return (self.step or 0) > 0 or (self.script_step is not None and self.loss is not None)
+
+    # -- feeding -----------------------------------------------------------------------------------------------
+
+    def apply_all(self, events: Iterable[Event], now: float, *, live: bool = True) -> None:
+        for e in events:
+            self.apply(e, now, live=live)
+
+    def apply(self, e: Event, now: float, *, live: bool = True) -> None:
+        """``live``: the event was read as it happened, so ``now`` can stand in for a missing stamp."""
+        self.seen.setdefault(e.kind, e.time if e.time is not None else now)
+        handler = getattr(self, f"_on_{e.kind}", None)
+        if handler is not None:
+            handler(e, now, live)
+
+    def _on_step(self, e: Event, now: float, live: bool) -> None:
+        v = e.values
+        source = v.get("source")
+        step = v.get("step")
+        if source == "deepspeed":
+            if step is not None:
+                self._engine(int(step), e.time, now, live)
+                if v.get("lr") is not None and step > 0:
+                    self.lrs.add(step, v["lr"])
+            self.skipped = v.get("skipped", self.skipped)
+        elif source == "trainer":
+            step = step if step is not None else self.bar_step
+            if v.get("step") is not None:
+                self._engine(int(v["step"]), e.time, now, live)
+        elif step is not None:
+            self.script_step = int(step)
+            if self.engine_step is None and self.bar_step is None:
+                self._moved(int(step), e.time, now, live)
+        if v.get("total"):
+            self.total = int(v["total"])
+        for name in ("lr", "grad_norm", "epoch", "tokens_per_second", "samples_per_second"):
+            if v.get(name) is not None:
+                setattr(self, name, v[name])
+        if v.get("step_time") is not None:
+            self._recent.append(float(v["step_time"]))
+        loss = v.get("loss")
+        if loss is not None:
+            self.loss = loss
+            self._loss_count += 1
+            x = step if step is not None else self.engine_step
+            x = self._loss_count if x is None else x
+            if math.isfinite(loss):
+                self.losses.add(x, loss)
+            if source != "deepspeed" and v.get("lr") is not None and self.engine_step is None:
+                self.lrs.add(x, v["lr"])
+        if live:
+            self._report(now)
+
+    def _on_throughput(self, e: Event, now: float, live: bool) -> None:
+        v = e.values
+        self.samples_per_second = v.get("samples_per_second") or self.samples_per_second
+        self.allocated = v.get("allocated", self.allocated)
+        self.peak_allocated = max(v.get("peak_allocated") or 0, self.peak_allocated or 0) or None
+        if v.get("step") is not None:
+            self._engine(int(v["step"]), e.time, now, live)
+
+    def _on_memory(self, e: Event, now: float, live: bool) -> None:
+        self.allocated = e.values.get("allocated")
+        self.peak_allocated = max(e.values.get("peak_allocated") or 0, self.peak_allocated or 0) or None
+
+    def _on_timers(self, e: Event, now: float, live: bool) -> None:
+        v = e.values
+        if "fwd" in v:
+            self.timers = dict(v)
+            if not self._precise:
+                self._recent.append(v.get("fwd", 0) + v.get("bwd", 0) + v.get("step", 0))
+        if live:
+            self._report(now)
+
+    def _on_progress(self, e: Event, now: float, live: bool) -> None:
+        v = e.values
+        if v["desc"] and not v["desc"].lower().startswith(("train", "epoch", "step")):
+            return
+        if self._bar_total is None and v["total"] > 1:
+            self._bar_total = v["total"]
+        if v["total"] != self._bar_total:
+            return  # another bar: evaluation, data
+        if v["done"] != self.bar_step:
+            self.bar_step = v["done"]
+            if live:
+                self._report(now)
+        if v.get("seconds") and not self._precise:
+            self._recent.append(v["seconds"])
+
+    def _on_total(self, e: Event, now: float, live: bool) -> None:
+        self.total = int(e.values["total"])
+
+    def _on_eval(self, e: Event, now: float, live: bool) -> None:
+        self.evals = {k: v for k, v in e.values.items() if k.startswith("eval_")}
+
+    def _on_summary(self, e: Event, now: float, live: bool) -> None:
+        self.summary = dict(e.values)
+
+    def _on_overflow(self, e: Event, now: float, live: bool) -> None:
+        self.overflows += 1
+        if e.values.get("new_scale") is not None:
+            self.loss_scale = e.values["new_scale"]
+
+    def _on_pressure(self, e: Event, now: float, live: bool) -> None:
+        self.flushes += int(e.values["flushes"])
+
+    def _on_world(self, e: Event, now: float, live: bool) -> None:
+        self.world = int(e.values["size"])
+
+    def _on_spawn(self, e: Event, now: float, live: bool) -> None:
+        if e.values.get("local_rank") is not None:
+            self.spawned[e.values["local_rank"]] = e.values["pid"]
+
+    def _on_rank_exit(self, e: Event, now: float, live: bool) -> None:
+        if e.values.get("rank") is not None:
+            self.rank_codes.setdefault(e.values["rank"], e.values["code"])
+
+    def _on_ops(self, e: Event, now: float, live: bool) -> None:
+        if e.values.get("done"):
+            self.building = None
+        elif e.values.get("name"):
+            self.building = e.values["name"]
+
+    def _engine(self, step: int, stamp: float | None, now: float, live: bool) -> None:
+        if self.engine_step is not None and step < self.engine_step - 1 and live:
+            self._stamped = self._observed = None  # resumed
+        self.engine_step = step
+        self._moved(step, stamp, now, live)
+
+    def _moved(self, step: int, stamp: float | None, now: float, live: bool) -> None:
+        """A counter stands at ``step``: derive the time of a step from its own stamps, else from ours."""
+        if stamp is not None:
+            if self._stamped is None or step < self._stamped.step:
+                self._stamped = _Mark(step, stamp)
+            elif step > self._stamped.step:
+                each = (stamp - self._stamped.at) / (step - self._stamped.step)
+                if self._stamped.step > 0 and each >= 0:  # step 0 is printed before the slow first step
+                    if not self._precise:
+                        self._precise = True
+                        self._recent.clear()
+                    self._recent.append(each)
+                    self.step_times.add(step, each)
+                self._stamped = _Mark(step, stamp)
+        elif live and not self._precise:
+            if self._observed is None or step < self._observed.step:
+                self._observed = _Mark(step, now)
+            elif step > self._observed.step and now - self._observed.at >= 0.5:
+                each = (now - self._observed.at) / (step - self._observed.step)
+                if self._observed.step > 0:
+                    self._recent.append(each)
+                    self.step_times.add(step, each)
+                self._observed = _Mark(step, now)
+        if live:
+            self._report(now)
+
+    def _report(self, now: float) -> None:
+        if self.reported_at is not None and now > self.reported_at:
+            self.gaps.append(now - self.reported_at)
+        self.reported_at = now
+
+    def csv(self, metric: str, rows: Sequence[tuple[float, float]], now: float, *, live: bool = True) -> None:
+        """Rows ``(x, value)`` of csv_monitor. x is ``global_samples``: samples seen by all ranks together
+        (runtime/engine.py, ``Train/Samples/...``); it grows by train_batch_size an optimizer step."""
+        if not rows:
+            return
+        if metric in ("lr", "train_loss", "loss_scale"):
+            self._learn_batch(rows)
+        per_step = self.batch
+        for x, y in rows:
+            step = round(x / per_step) if per_step else None
+            if metric == "lr":
+                self.lr = y
+                if step:
+                    self.lrs.add(step, y)
+            elif metric == "train_loss":
+                self.loss = y
+                if step and math.isfinite(y):
+                    self.losses.add(step, y)
+            elif metric == "loss_scale":
+                self.loss_scale = y
+        if per_step and metric in ("lr", "train_loss"):
+            last = round(rows[-1][0] / per_step)
+            if self.engine_step is None or last > self.engine_step:
+                self.engine_step = last
+                self._moved(last, None, now, live)
+
+    def _learn_batch(self, rows: Sequence[tuple[float, float]]) -> None:
+        if self.batch is None and len(rows) > 1:
+            steps = [b[0] - a[0] for a, b in itertools.pairwise(rows) if b[0] > a[0]]
+            if steps:
+                self.batch = round(min(steps))
+
+    # -- phase and stall ---------------------------------------------------------------------------------------
+
+    def phase(self, started: float, launched: float | None, samples: Sequence[Sample]) -> Phase | None:
+        """The phase before the first step; None once training goes on.
+
+        ``started``: when the run was created; ``launched``: when the launcher came up, None before.
+        """
+        if self.stepped:
+            return None
+        if launched is None:
+            return Phase("preflight", started)
+        last = samples[-1] if samples else None
+        if last is not None and last.build is not None:
+            since = last.t
+            for s in reversed(samples):
+                if s.build is None:
+                    break
+                since = s.t
+            return Phase("building", since, last.build or self.building)
+        begun = [self.seen[k] for k in ("init", "ready") if k in self.seen]
+        if self.engine_step == 0 or self.bar_step == 0 or "ready" in self.seen:
+            at = max(begun) if begun else self.reported_at or launched
+            return Phase("first-step", at)
+        alive = next((s.t for s in samples if s.ranks), None)
+        spawned = self.seen.get("spawn", alive)
+        if spawned is not None:
+            return Phase("loading", spawned if alive is None else min(spawned, alive))
+        return Phase("launch", launched)
+
+    def stalled_since(self, now: float, samples: Sequence[Sample]) -> float | None:
+        """Epoch seconds of the last progress when the run stands still, else None.
+
+        Silence alone is never a stall (releases 0.17.6-0.19.2 print no step line, scripts may print nothing):
+        progress must have been reported before, its usual gap must be far exceeded, and through the whole
+        last minute every rank must look dead: GPUs and CPUs idle, or GPUs at 100 % while drawing little power
+        (ranks that wait in a collective spin like this; see docs on run causes, DR5xx).
+        """
+        if self.reported_at is None or not self.stepped or not self.gaps:
+            return None
+        usual = sorted(self.gaps)[len(self.gaps) // 2]
+        if now - self.reported_at < max(STALL_SECONDS, STALL_INTERVALS * usual):
+            return None
+        window = [s for s in samples if s.t > now - 60]
+        if len(window) < 30 or not all(idle(s) or spinning(s) for s in window):
+            return None
+        return self.reported_at
+
+
+def idle(s: Sample) -> bool:
+    """No rank computes: CPU under 5 % of a core a rank and every GPU under 5 %."""
+    if not s.ranks or any(r.cpu is None or r.cpu > 0.05 for r in s.ranks):
+        return False
+    return all(g.utilisation is not None and g.utilisation < 0.05 for g in s.gpus)
+
+
+def spinning(s: Sample) -> bool:
+    """Every GPU busy on paper and cool in fact: NCCL kernels that wait for a rank that does not come."""
+    return bool(s.gpus) and all(
+        g.utilisation is not None
+        and g.utilisation >= 0.99
+        and g.power is not None
+        and g.power_limit is not None
+        and g.power < 0.45 * g.power_limit
+        for g in s.gpus
+    )
+
+
+_STEP_OPTIONS = frozenset(
+    {"--steps", "--max_steps", "--max-steps", "--num_steps", "--num-steps", "--train_steps", "--total_steps",
+     "--train-iters", "--train_iters", "--max_train_steps", "--num_training_steps"}
+)  # fmt: skip
+
+
+def steps_asked(argv: Sequence[str]) -> int | None:
+    """The number of steps that a command line names; None for ``-1`` (Trainer: by epochs) and absence."""
+    words = list(argv)
+    for i, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name in _STEP_OPTIONS:
+            text = value if equals else (words[i + 1] if i + 1 < len(words) else "")
+            if text.isdigit() and int(text) > 0:
+                return int(text)
+    return None
+
+
+def batch_of(config: Mapping[str, Any] | None, world: int | None) -> int | None:
+    """train_batch_size as DeepSpeed will derive it (runtime/config.py ``_set_batch_related_parameters``)."""
+    if not isinstance(config, Mapping):
+        return None
+    whole = config.get("train_batch_size")
+    if isinstance(whole, int) and not isinstance(whole, bool):
+        return whole
+    micro = config.get("train_micro_batch_size_per_gpu")
+    gas = config.get("gradient_accumulation_steps", 1)
+    if isinstance(micro, int) and isinstance(gas, int) and world:
+        return micro * gas * world
+    return None

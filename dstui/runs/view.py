@@ -1,0 +1,583 @@
+"""``RunView(run).poll() -> Snapshot``: all that a monitor shows of one run, for any run on any host.
+
+A poll of a run in which nothing happened costs a few ``stat`` calls and returns the same Snapshot. Joining
+reads a bounded part of the log whatever its size: its beginning, pieces spread over its middle, its end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dstui.runs import store
+from dstui.runs.events import Parser
+from dstui.runs.samples import HostUse, Peaks, RankUse, Sample, read_peaks, read_samples
+from dstui.runs.state import Phase, Progress, batch_of, steps_asked
+from dstui.runs.store import RunDir
+from dstui.runs.tail import Line, LogFile, Tail, clean, settle
+
+HEAD = 256 << 10
+TAIL = 1 << 20
+PIECES, PIECE = 48, 16 << 10
+"""A log larger than WHOLE is joined by HEAD + PIECES x PIECE + TAIL bytes."""
+WHOLE = 4 << 20
+LOG_LINES = 200
+SAMPLES = 600
+RECHECK = 2.0
+"""Seconds between two looks at the processes of a run whose files do not change."""
+Curve = tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class GpuRow:
+    index: int
+    name: str | None = None
+    utilisation: float | None = None
+    memory_used: int | None = None
+    memory_total: int | None = None
+    memory_peak: int | None = None
+    power: float | None = None
+    power_limit: float | None = None
+    temperature: float | None = None
+    throttle: str | None = None
+
+
+@dataclass(frozen=True)
+class RankRow:
+    """``code``: exit code once it ended (negative = signal)."""
+
+    rank: int
+    pid: int | None = None
+    rss: int | None = None
+    rss_peak: int | None = None
+    cpu: float | None = None
+    code: int | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One predicted figure beside the measured one, bytes. ``what``: ``allocated reserved device host``."""
+
+    what: str
+    low: int | None
+    expected: int | None
+    high: int | None
+    measured: int | None
+
+    @property
+    def ratio(self) -> float | None:
+        """measured / expected - 1."""
+        if not self.expected or self.measured is None:
+            return None
+        return self.measured / self.expected - 1
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run ended; ``text`` is one translated sentence, ``fixes`` translated titles."""
+
+    outcome: str
+    text: str
+    at: float | None = None
+    code: int | None = None
+    signal: str | None = None
+    cause: str | None = None
+    cause_name: str | None = None
+    checkpoint: int | None = None
+    certainty: str | None = None
+    evidence: tuple[str, ...] = ()
+    fixes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run at one moment. Times are epoch seconds, so an unchanged run gives an equal Snapshot; sizes bytes."""
+
+    id: str
+    state: str
+    name: str | None = None
+    path: str = ""
+    created: float = 0.0
+    started: float | None = None
+    ended_at: float | None = None
+    quiet_since: float | None = None
+    """Last sign of progress; with the state ``stalled``: since when it stands still."""
+    phase: Phase | None = None
+    step: int | None = None
+    total: int | None = None
+    epoch: float | None = None
+    loss: float | None = None
+    lr: float | None = None
+    grad_norm: float | None = None
+    loss_scale: float | None = None
+    skipped: int | None = None
+    overflows: int = 0
+    flushes: int = 0
+    step_time: float | None = None
+    tokens_per_second: float | None = None
+    samples_per_second: float | None = None
+    eta: float | None = None
+    losses: Curve = ()
+    lrs: Curve = ()
+    step_times: Curve = ()
+    timers: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of the last step by part (wall_clock_breakdown): fwd bwd bwd_allreduce step ..."""
+    world_size: int | None = None
+    batch: int | None = None
+    stage: int | None = None
+    gpus: tuple[GpuRow, ...] = ()
+    host: HostUse = field(default_factory=HostUse)
+    host_peak: int | None = None
+    ranks: tuple[RankRow, ...] = ()
+    utilisation: Curve = ()
+    """Mean over the GPUs of the last minutes; without GPUs the host's CPU share."""
+    comparisons: tuple[Comparison, ...] = ()
+    log: tuple[str, ...] = ()
+    log_size: int = 0
+    ending: Ending | None = None
+    here: bool = True
+    """False: the run's host is another one, so liveness is only as good as its heartbeat."""
+
+    @property
+    def over(self) -> bool:
+        return self.state in ("finished", "failed", "stopped", "lost")
+
+
+class _CsvFiles:
+    """csv_monitor's files below ``metrics/``: one a metric, lines ``step,value`` with a header at each start."""
+
+    METRICS = ("lr", "train_loss", "loss_scale")
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._tails: dict[str, Tail] = {}
+        self._listed = 0
+
+    def _find(self) -> None:
+        try:
+            mtime = self._folder.stat().st_mtime_ns
+        except OSError:
+            return
+        if len(self._tails) == len(self.METRICS):
+            return
+        if self._listed == mtime and self._tails:
+            return
+        self._listed = mtime
+        for metric in self.METRICS:
+            if metric not in self._tails:
+                found = sorted(self._folder.glob(f"*/Train_Samples_{metric}.csv"))
+                if found:
+                    self._tails[metric] = Tail(found[0])
+
+    def poll(self, progress: Progress, now: float, live: bool) -> bool:
+        self._find()
+        changed = False
+        for metric, tail in self._tails.items():
+            if tail.offset == 0 and tail.behind > WHOLE:
+                self._join(metric, tail, progress, now)
+                changed = True
+            if not tail.behind:
+                continue
+            rows = _rows(tail.read())
+            if rows:
+                progress.csv(metric, rows, now, live=live)
+                changed = True
+        return changed
+
+    @staticmethod
+    def _join(metric: str, tail: Tail, progress: Progress, now: float) -> None:
+        file = LogFile(tail.path)
+        size = file.size
+        pieces = list(file.probe(PIECES, 1 << 12, 0, size - HEAD)) + [file.after(size - HEAD, 1 << 20)]
+        for lines in pieces:
+            progress.csv(metric, _rows(lines), now, live=False)
+        tail.offset = pieces[-1][-1].offset if pieces[-1] else size
+
+
+def _rows(lines: list[Line]) -> list[tuple[float, float]]:
+    rows = []
+    for line in lines:
+        x, _, y = line.text.partition(",")
+        try:
+            rows.append((float(x), float(y)))
+        except ValueError:
+            continue  # the header, or a torn line
+    return rows
+
+
+class RunView:
+    """Follows one run. ``clock``: replaces ``time.time`` in tests."""
+
+    def __init__(self, run: RunDir, *, clock: Any = time.time) -> None:
+        self.run = run
+        self._clock = clock
+        self._manifest: dict[str, Any] = {}
+        self._marks: dict[str, tuple[int, int] | None] = {}
+        self._parser = Parser()
+        self._tail = Tail(run.out_log)
+        self._trainer = Parser()
+        self._trainer_tail: Tail | None = None
+        self._csv = _CsvFiles(run.metrics_dir)
+        self._progress = Progress()
+        self._lines: deque[Line] = deque(maxlen=LOG_LINES)
+        self._samples: deque[Sample] = deque(maxlen=SAMPLES)
+        self._sample_tail = Tail(run.samples_dir / "1s.jsonl")
+        self._peaks: Peaks | None = None
+        self._state = "starting"
+        self._here = True
+        self._checked = 0.0
+        self._joined = False
+        self._partial = ""
+        self._ending: Ending | None = None
+        self._snapshot: Snapshot | None = None
+
+    @property
+    def progress(self) -> Progress:
+        return self._progress
+
+    def poll(self) -> Snapshot:
+        """The run now. Raises DstuiError when its manifest cannot be read."""
+        now = self._clock()
+        changed = self._read_manifest()
+        if not self._joined:
+            self._join(now)
+            changed = True
+        changed |= self._read_log(now)
+        changed |= self._csv.poll(self._progress, now, self._live)
+        changed |= self._read_samples()
+        changed |= self._look_at_processes(now)
+        if self._snapshot is None or changed:
+            self._snapshot = self._build(now)
+        return self._snapshot
+
+    def close(self) -> None:
+        for tail in (self._tail, self._sample_tail, self._trainer_tail):
+            if tail is not None:
+                tail.close()
+
+    # -- reading -----------------------------------------------------------------------------------------------
+
+    @property
+    def _live(self) -> bool:
+        return self._state in ("starting", "running", "stalled")
+
+    def _changed(self, path: Path) -> bool:
+        try:
+            st = os.stat(path)  # noqa: PTH116 - every tick
+            mark: tuple[int, int] | None = (st.st_mtime_ns, st.st_ino)
+        except OSError:
+            mark = None
+        key = path.name
+        if key in self._marks and self._marks[key] == mark:
+            return False
+        self._marks[key] = mark
+        return True
+
+    def _read_manifest(self) -> bool:
+        if not self._changed(self.run.manifest_path) and self._manifest:
+            return False
+        self._manifest = self.run.manifest
+        return True
+
+    def _join(self, now: float) -> None:
+        self._joined = True
+        m = self._manifest
+        config = _config(self.run.config_path)
+        self._progress.batch = batch_of(config, m.get("world_size"))
+        self._progress.total_hint = steps_asked(m.get("command") or ())
+        self._stage = _stage(config)
+        self._names = {
+            g.get("index"): g.get("name")
+            for g in (m.get("facts") or {}).get("gpus") or ()
+            if isinstance(g, dict)
+        }
+        self._state = store.state(self.run)
+        log = self._trainer_log()
+        if log is not None:
+            self._trainer_tail = Tail(log)
+        self._samples.extend(read_samples(self.run.samples_dir, SAMPLES))
+        self._sample_tail.offset = self._sample_size()
+        size = LogFile(self.run.out_log).size
+        if size > WHOLE:
+            self._join_large(size, now)
+
+    def _sample_size(self) -> int:
+        """Up to the last whole record: what ``read_samples`` saw or a little more, never less than a record."""
+        file = LogFile(self.run.samples_dir / "1s.jsonl")
+        return file.size
+
+    def _join_large(self, size: int, now: float) -> None:
+        file = LogFile(self.run.out_log)
+        head = Tail(self.run.out_log)
+        self._progress.apply_all(Parser().feed_all(head.read(HEAD)), now, live=False)
+        head.close()
+        for lines in file.probe(PIECES, PIECE, HEAD, size - TAIL):
+            self._progress.apply_all(Parser().feed_all(lines), now, live=False)
+        first = file.after(size - TAIL, 1)
+        self._tail.offset = first[0].offset if first else size - TAIL
+
+    def _trainer_log(self) -> Path | None:
+        """LLaMA-Factory's ``trainer_log.jsonl`` beside the checkpoints."""
+        if self._manifest.get("engine") != "llamafactory":
+            return None
+        folder = None
+        for name in self.run.path.glob("*.y*ml"):
+            try:
+                text = name.read_text(encoding="utf-8", errors="replace")
+            except OSError:
+                continue
+            for line in text.splitlines():
+                key, colon, value = line.partition(":")
+                if colon and key.strip() == "output_dir":
+                    folder = value.partition(" #")[0].strip().strip("'\"")
+        if not folder:
+            return None
+        return Path(self._manifest.get("cwd") or ".") / folder / "trainer_log.jsonl"
+
+    def _read_log(self, now: float) -> bool:
+        changed = False
+        live = self._live
+        if self._tail.behind or self._tail.restarts:
+            while True:
+                lines = self._tail.read()
+                if not lines:
+                    break
+                changed = True
+                self._progress.apply_all(self._parser.feed_all(lines), now, live=live)
+                self._lines.extend(lines[-LOG_LINES * 4 :])
+            self._tail.restarts = 0
+            partial = self._tail.partial
+            if partial != self._partial:
+                self._partial = partial
+                changed = True
+                line = Line(self._tail.partial_offset, partial)
+                self._progress.apply_all(self._parser.progress(line), now, live=live)
+        if self._trainer_tail is not None and self._trainer_tail.behind:
+            lines = self._trainer_tail.read()
+            self._progress.apply_all(self._trainer.feed_all(lines), now, live=live)
+            changed |= bool(lines)
+        return changed
+
+    def _read_samples(self) -> bool:
+        changed = False
+        if self._sample_tail.behind or self._sample_tail.offset == 0:
+            for line in self._sample_tail.read():
+                try:
+                    sample = Sample.from_json(json.loads(line.text))
+                except ValueError:
+                    continue
+                if sample is not None and (not self._samples or sample.t > self._samples[-1].t):
+                    self._samples.append(sample)
+                    changed = True
+        elif self._sample_tail.read():  # the file was replaced by a fresh one
+            changed = True
+        if self._changed(self.run.samples_dir / "peaks.json"):
+            self._peaks = read_peaks(self.run.samples_dir)
+            changed = True
+        return changed
+
+    def _look_at_processes(self, now: float) -> bool:
+        ended = self._changed(self.run.exit_path)
+        if self._state in ("finished", "failed", "stopped") and not ended:
+            return False
+        if not ended and now - self._checked < RECHECK:
+            return False
+        self._checked = now
+        state = store.state(self.run)
+        self._here = store.liveness(self.run).here if state not in ("finished", "failed", "stopped") else True
+        if state == "running" and self._progress.stalled_since(now, self._samples) is not None:
+            state = "stalled"
+        changed = state != self._state
+        self._state = state
+        return changed
+
+    # -- showing -----------------------------------------------------------------------------------------------
+
+    def _build(self, now: float) -> Snapshot:
+        m, p = self._manifest, self._progress
+        exit_data = self.run.exit if self._state in ("finished", "failed", "stopped") else None
+        over = self._state in ("finished", "failed", "stopped", "lost")
+        started = m.get("started_at")
+        launched = started if m.get("launcher") else None
+        last = self._samples[-1] if self._samples else None
+        fresh = last is not None and not over and now - last.t < 15
+        if over and self._ending is None:
+            self._ending = self._make_ending(exit_data)
+        return Snapshot(
+            id=self.run.id,
+            name=m.get("name"),
+            path=str(self.run.path),
+            state=self._state,
+            created=float(m.get("created_at") or 0.0),
+            started=started,
+            ended_at=(exit_data or {}).get("ended_at"),
+            quiet_since=p.reported_at if not over else None,
+            phase=None if over else p.phase(float(m.get("created_at") or now), launched, self._samples),
+            step=p.step,
+            total=p.total_steps,
+            epoch=p.epoch,
+            loss=p.loss,
+            lr=p.lr,
+            grad_norm=p.grad_norm,
+            loss_scale=p.loss_scale,
+            skipped=p.skipped,
+            overflows=p.overflows,
+            flushes=p.flushes,
+            step_time=p.step_time,
+            tokens_per_second=p.tokens_per_second,
+            samples_per_second=p.samples_per_second
+            or (p.batch / p.step_time if p.batch and p.step_time else None),
+            eta=None if over else p.eta,
+            losses=p.losses.points,
+            lrs=p.lrs.points,
+            step_times=p.step_times.points,
+            timers=dict(p.timers),
+            world_size=p.world or m.get("world_size"),
+            batch=p.batch,
+            stage=self._stage,
+            gpus=self._gpus(last if fresh else None),
+            host=last.host
+            if fresh and last is not None
+            else HostUse(capacity=last.host.capacity if last else None),
+            host_peak=self._peaks.host_used if self._peaks else None,
+            ranks=self._ranks(last if fresh else None, exit_data),
+            utilisation=self._utilisation(),
+            comparisons=self._comparisons(),
+            log=self._log(),
+            log_size=self._tail.offset,
+            ending=self._ending,
+            here=self._here,
+        )
+
+    def _gpus(self, sample: Sample | None) -> tuple[GpuRow, ...]:
+        peaks = self._peaks.gpu_used if self._peaks else {}
+        if sample is None:
+            return tuple(
+                GpuRow(index=i, name=self._names.get(i), memory_peak=v) for i, v in sorted(peaks.items())
+            )
+        return tuple(
+            GpuRow(
+                index=g.index,
+                name=self._names.get(g.index),
+                utilisation=g.utilisation,
+                memory_used=g.memory_used,
+                memory_total=g.memory_total,
+                memory_peak=max(peaks.get(g.index, 0), g.memory_used or 0) or None,
+                power=g.power,
+                power_limit=g.power_limit,
+                temperature=g.temperature,
+                throttle=g.throttle,
+            )
+            for g in sample.gpus
+        )
+
+    def _ranks(self, sample: Sample | None, exit_data: dict[str, Any] | None) -> tuple[RankRow, ...]:
+        rows: dict[int, RankRow] = {}
+        peaks = self._peaks.rank_rss if self._peaks else {}
+        codes = {
+            r["rank"]: r.get("code") for r in (exit_data or {}).get("ranks") or () if isinstance(r, dict)
+        }
+        known: dict[int, RankUse] = {r.rank: r for r in (sample.ranks if sample else ())}
+        for rank in sorted({*known, *peaks, *codes}):
+            use = known.get(rank)
+            rows[rank] = RankRow(
+                rank=rank,
+                pid=use.pid if use else None,
+                rss=use.rss if use else None,
+                rss_peak=peaks.get(rank),
+                cpu=use.cpu if use else None,
+                code=codes.get(rank),
+            )
+        return tuple(rows.values())
+
+    def _utilisation(self) -> Curve:
+        points = []
+        for s in list(self._samples)[-240:]:
+            known = [g.utilisation for g in s.gpus if g.utilisation is not None]
+            share = sum(known) / len(known) if known else s.host.cpu
+            if share is not None:
+                points.append((round(s.t), round(share, 3)))
+        return tuple(points)
+
+    def _comparisons(self) -> tuple[Comparison, ...]:
+        prediction = self._manifest.get("prediction")
+        if not isinstance(prediction, dict):
+            return ()
+        peaks = self._peaks or Peaks()
+        gpu, host = prediction.get("gpu") or {}, prediction.get("host") or {}
+        on_gpu = bool(peaks.gpu_used)
+        measured = {
+            "allocated": self._progress.peak_allocated if on_gpu else None,
+            "reserved": None,
+            "device": max(peaks.gpu_used.values()) if on_gpu else None,
+            "host": peaks.rss_total,
+        }
+        predicted = {
+            "allocated": gpu.get("allocated"),
+            "reserved": gpu.get("reserved"),
+            "device": gpu.get("device"),
+            "host": host.get("peak"),
+        }
+        found = []
+        for what, range_ in predicted.items():
+            if isinstance(range_, dict):
+                low, expected, high = (range_.get(k) for k in ("low", "expected", "high"))
+                found.append(Comparison(what, low, expected, high, measured[what]))
+        return tuple(found)
+
+    def _log(self) -> tuple[str, ...]:
+        lines = list(self._lines)
+        if self._partial:
+            lines.append(Line(self._tail.partial_offset, self._partial))
+        shown = [clean(line.text)[:2000].rstrip() for line in settle(lines)]
+        return tuple(shown[-LOG_LINES:])
+
+    def _make_ending(self, exit_data: dict[str, Any] | None) -> Ending:
+        from dstui.runs.diagnose import diagnose_run, ending_text
+
+        data = exit_data or {}
+        found = None if self._state == "finished" else diagnose_run(self.run)
+        cause = found.cause if found else None
+        return Ending(
+            outcome=self._state,
+            text=ending_text(self._state, data, found, self._progress.step),
+            at=data.get("ended_at"),
+            code=data.get("code"),
+            signal=data.get("signal"),
+            cause=cause.code if cause else None,
+            cause_name=cause.name if cause else None,
+            checkpoint=cause.checkpoint if cause else None,
+            certainty=cause.certainty if cause else None,
+            evidence=tuple(e.text for e in found.evidence) if found else (),
+            fixes=tuple(f.title for f in found.fixes) if found else (),
+        )
+
+
+def _config(path: Path) -> Mapping[str, Any] | None:
+    """The run's copy; written by dstui, but a user's comments may be in it."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError:
+        return None
+    try:
+        data = json.loads(text)
+    except ValueError:
+        import hjson
+
+        try:
+            data = hjson.loads(text)
+        except ValueError:
+            return None
+    return data if isinstance(data, Mapping) else None
+
+
+def _stage(config: Mapping[str, Any] | None) -> int | None:
+    zero = (config or {}).get("zero_optimization")
+    stage = zero.get("stage", 0) if isinstance(zero, Mapping) else 0
+    return stage if config is not None and isinstance(stage, int) else None
