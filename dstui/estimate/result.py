@@ -88,3 +88,9 @@ class Estimate:
     assumptions: tuple[str, ...] = ()
     reason: str | None = None
     """Why the verdict is ``unknown`` (or which memory decides), in one translated sentence."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as design fixes them; ``schema_version`` is added by who prints it."""
+        import dataclasses
+
+        return dataclasses.asdict(self)
