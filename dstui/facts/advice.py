@@ -129,13 +129,13 @@ def lacks(facts: Facts, interpreter: Interpreter | None = None) -> tuple[Lack, .
             )
         )
     if tools.compiler is None:
-        out.append(
-            Lack(
-                "compiler",
-                _("no C++ compiler: DeepSpeed cannot build its ops (CPU Adam, async I/O)"),
-                package("compiler", _("install a C++ compiler (g++)")),
-            )
-        )
+        message = _("no C++ compiler: DeepSpeed cannot build its ops (CPU Adam, async I/O)")
+        if tools.cxx:
+            message = _(
+                "CXX={value} is not on PATH: DeepSpeed cannot build its ops (CPU Adam, async I/O)"
+            ).format(value=tools.cxx)
+        fix = "unset CXX" if tools.cxx else package("compiler", _("install a C++ compiler (g++)"))
+        out.append(Lack("compiler", message, fix))
     if tools.python_headers is False:
         out.append(
             Lack(

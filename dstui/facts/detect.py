@@ -206,7 +206,7 @@ def _gpus(
             "a process can use one MIG instance only: each rank needs CUDA_VISIBLE_DEVICES of its own"
         )
     order = system.environ.get("CUDA_DEVICE_ORDER")
-    if len({g.name for g in found}) > 1 and order != "PCI_BUS_ID":
+    if len({(g.name or "").partition(" MIG ")[0] for g in found}) > 1 and order != "PCI_BUS_ID":
         reasons["device_order"] = _(
             "the cards differ and CUDA_DEVICE_ORDER is not PCI_BUS_ID: CUDA may number them in another order "
             "than nvidia-smi and dstui; set CUDA_DEVICE_ORDER=PCI_BUS_ID or choose cards by UUID"

@@ -152,6 +152,8 @@ class Toolchain:
     nvcc_version: str | None = None
     compiler: str | None = None
     compiler_version: str | None = None
+    cxx: str | None = None
+    """``CXX`` as set; ``None`` when unset (then ``c++`` is the compiler)."""
     ninja: str | None = None
     ninja_on_path: bool | None = None
     """False: ninja is only beside the training interpreter, so its folder must be put on PATH."""

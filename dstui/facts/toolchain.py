@@ -85,6 +85,7 @@ class ToolchainReader:
                 nvcc_version=nvcc_version,
                 compiler=self.compiler,
                 compiler_version=compiler_version,
+                cxx=system.environ.get("CXX") or None,
                 ninja=ninja,
                 ninja_on_path=on_path,
                 libaio=_found(system, _library_folders(system), "libaio.so"),

@@ -322,6 +322,11 @@ def test_system_python_gets_a_venv_and_pipless_ones_get_pip() -> None:
             "install a C++ compiler",
         ),
         (
+            machine(with_torch("13.0"), toolchain=dataclasses.replace(TOOLS, compiler=None, cxx="icpc")),
+            "compiler",
+            "unset CXX",
+        ),
+        (
             machine(with_torch("13.0"), toolchain=dataclasses.replace(TOOLS, python_headers=False)),
             "headers",
             "apt-get install python3.11-dev",

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -412,9 +413,17 @@ def test_mig_through_the_real_binding(stub_system: System) -> None:
     assert [g.mig_parent is not None for g in facts.gpus] == [False, True, True]
     assert facts.gpus[2].memory_total == 70144 * MiB
     assert "one MIG instance only" in facts.unknown["gpus.mig"]
-    assert "device_order" in facts.unknown  # the cards differ and CUDA_DEVICE_ORDER is not set
-    env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-    facts = read_facts(System(environ=env, cwd=stub_system.cwd))
+    assert "device_order" not in facts.unknown  # a card and a part of one like it
+
+
+def test_cards_that_differ_get_the_order_remark(stub_system: System) -> None:
+    fake = FakeNvml([card(0), card(1, name="NVIDIA GeForce RTX 3090")])
+    data = json.dumps(nvml.read(fake))
+    command = [sys.executable, "-c", f"print({data!r})"]
+    facts = read_facts(stub_system, nvml_command=command)
+    assert "PCI_BUS_ID" in facts.unknown["device_order"]
+    env = {**stub_system.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    facts = read_facts(System(environ=env, cwd=stub_system.cwd), nvml_command=command)
     assert "device_order" not in facts.unknown and facts.device_order == "PCI_BUS_ID"
 
 
