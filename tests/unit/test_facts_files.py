@@ -25,7 +25,10 @@ from dstui.facts.advice import (
 )
 from dstui.facts.cards import CARDS, find_card
 from dstui.facts.describe import describe, facts_for, load_facts
+from dstui.facts.detect import detect
 from dstui.facts.model import Facts, Gpu, Host, Interpreter, Scheduler, Toolchain
+from dstui.facts.schema import json_schema
+from dstui.paths import data_dir
 from dstui.units import GiB, MiB
 
 # --- described ----------------------------------------------------------------------------------------------
@@ -145,6 +148,19 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
 def test_round_trip(facts: Facts) -> None:
     facts = dataclasses.replace(facts, schema_version=1)
     assert Facts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
+
+
+def test_the_shipped_schema_is_the_model_and_accepts_this_machine() -> None:
+    import jsonschema
+
+    shipped = json.loads((data_dir("schemas") / "facts.json").read_text())
+    assert shipped == json_schema(), "make it again: python -m dstui.facts.schema > schemas/facts.json"
+    validator = jsonschema.Draft202012Validator(shipped)
+    validator.check_schema(shipped)
+    for facts in (detect(), describe("8xH100", ram="1TiB"), Facts(gpus=None)):
+        validator.validate(facts.to_json())
+    assert not validator.is_valid({"schema_version": 1, "gpus": [{"name": "no index"}]})
+    assert not validator.is_valid({})
 
 
 def test_file_and_stdin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
