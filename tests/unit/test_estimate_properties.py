@@ -1,0 +1,165 @@
+"""What must hold for any model, machine and setting."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dstui.estimate.families import inventory
+from dstui.estimate.inputs import ModelShape, Training
+from dstui.estimate.memory import PLACEMENTS, estimate, grid, placed
+from dstui.estimate.model import load_model
+from dstui.estimate.result import Estimate
+from dstui.facts.model import Facts, Gpu, Host
+from dstui.units import GiB
+
+MODELS = ("qwen2.5-0.5b", "pythia-160m", "gemma-2-2b", "gpt2", "phi-2", "qwen3-0.6b", "smollm2-135m")
+STATES = ("params", "grads", "optimizer")
+
+
+def machine(n: int, size: int = 80 * GiB, ram: int | None = 512 * GiB, nodes: int = 1) -> Facts:
+    gpus = tuple(Gpu(index=i, memory_total=size, memory_free=size) for i in range(n))
+    return Facts(gpus=gpus, nodes=nodes, host=Host(ram_total=ram, ram_available=ram))
+
+
+def config(stage: int, optimizer: str = "none", param: str = "none", **zero: Any) -> dict[str, Any]:
+    base = {"bf16": {"enabled": True}, "optimizer": {"type": "AdamW"}, "zero_optimization": dict(zero)}
+    return placed(base, stage, optimizer, param)
+
+
+def run(shape: ModelShape, training: Training, data: dict[str, Any], facts: Facts) -> Estimate:
+    return estimate(shape, training, data, facts, release="0.19.8", changes=False)
+
+
+def allocated(e: Estimate) -> int:
+    assert e.gpu.allocated is not None
+    return e.gpu.allocated.expected
+
+
+trainings = st.builds(
+    Training,
+    micro_batch=st.integers(1, 4),
+    seq=st.sampled_from((128, 512, 1000, 2048)),
+    checkpointing=st.booleans(),
+    attention=st.sampled_from(("sdpa", "eager")),
+    lora_rank=st.sampled_from((None, None, 8)),
+    zero_init=st.booleans(),
+)
+models = st.sampled_from(MODELS).map(load_model)
+
+
+@settings(max_examples=25, deadline=None)
+@given(models, trainings, st.sampled_from((1, 2, 3)), st.sampled_from((1, 2, 4)))
+def test_more_gpus_never_need_more_per_gpu(
+    shape: ModelShape, training: Training, stage: int, ranks: int
+) -> None:
+    few = run(shape, training, config(stage), machine(ranks * 2))
+    many = run(shape, training, config(stage), machine(ranks * 4))
+    # partitions are padded and a gather buffer may be one parameter larger: 1 % of slack
+    assert allocated(many) <= allocated(few) * 1.01
+
+
+@settings(max_examples=25, deadline=None)
+@given(models, trainings, st.sampled_from((2, 4, 8)))
+def test_a_higher_stage_never_needs_more_states(shape: ModelShape, training: Training, ranks: int) -> None:
+    def rest(stage: int) -> int:
+        e = run(shape, training, config(stage), machine(ranks))
+        save = next(p for p in e.gpu.phases if p.phase == "save")
+        return sum(save.parts.get(part, 0) for part in ("params", "optimizer"))
+
+    sizes = [rest(stage) for stage in (0, 1, 2, 3)]
+    assert all(b <= a * 1.001 + (1 << 24) for a, b in itertools.pairwise(sizes)), sizes
+
+
+@settings(max_examples=25, deadline=None)
+@given(models, trainings, st.sampled_from((1, 2, 3)), st.sampled_from((1, 2, 8)))
+def test_offload_never_needs_more_gpu(shape: ModelShape, training: Training, stage: int, ranks: int) -> None:
+    def states(e: Estimate) -> int:
+        save = next(p for p in e.gpu.phases if p.phase == "save")
+        return sum(save.parts.get(part, 0) for part in STATES)
+
+    without = run(shape, training, config(stage), machine(ranks))
+    with_it = run(shape, training, config(stage, "cpu"), machine(ranks))
+    assert states(with_it) <= states(without)
+    if training.lora_rank is None:
+        assert allocated(with_it) <= allocated(without)
+
+
+@settings(max_examples=20, deadline=None)
+@given(models, trainings, st.sampled_from(PLACEMENTS), st.sampled_from((1, 2, 8)))
+def test_parts_sum_and_ranges_are_ordered(
+    shape: ModelShape, training: Training, placement: tuple[int, str, str], ranks: int
+) -> None:
+    e = run(shape, training, config(*placement), machine(ranks))
+    assert e.gpu.allocated and e.gpu.reserved and e.gpu.device and e.host.peak
+    assert max(p.total for p in e.gpu.phases) == e.gpu.allocated.expected
+    assert all(n > 0 for p in e.gpu.phases for n in p.parts.values())
+    assert e.gpu.allocated.expected <= e.gpu.reserved.expected <= e.gpu.device.expected
+    for r in (e.gpu.allocated, e.gpu.reserved, e.gpu.device, e.host.peak):
+        assert 0 < r.low <= r.expected <= r.high
+    assert e.host.pinned is not None and e.host.pageable is not None
+    assert sum(e.host.parts.values()) == e.host.pinned + e.host.pageable
+
+
+@settings(max_examples=15, deadline=None)
+@given(models, st.sampled_from((0, 1, 2, 3)), st.booleans())
+def test_memory_grows_with_the_batch(shape: ModelShape, stage: int, checkpointing: bool) -> None:
+    sizes = [
+        allocated(
+            run(
+                shape,
+                Training(micro_batch=m, seq=512, checkpointing=checkpointing),
+                config(stage),
+                machine(2),
+            )
+        )
+        for m in (1, 2, 4, 8)
+    ]
+    assert sizes == sorted(sizes)
+
+
+@settings(max_examples=15, deadline=None)
+@given(models, trainings, st.sampled_from(PLACEMENTS))
+def test_a_missing_fact_is_never_a_confident_answer(
+    shape: ModelShape, training: Training, placement: tuple[int, str, str]
+) -> None:
+    unknown_gpus = Facts(gpus=None, host=Host(ram_total=512 * GiB, ram_available=512 * GiB))
+    e = run(shape, training, config(*placement), unknown_gpus)
+    assert e.verdict == "unknown" and e.reason
+    no_size = Facts(gpus=(Gpu(index=0),), host=Host(ram_total=512 * GiB, ram_available=512 * GiB))
+    e = run(shape, training, config(*placement), no_size)
+    assert e.verdict == "unknown" and e.reason
+    if placement[1] != "none" or placement[2] != "none":
+        e = run(shape, training, config(*placement), machine(1, 10_000 * GiB, None))
+        assert e.verdict == "unknown" and e.reason
+
+
+def test_states_are_the_textbook_ones() -> None:
+    """16 bytes a parameter at stage 0-2 on one rank, 16 / ranks at stage 3 (bf16, Adam)."""
+    shape = load_model("llama-2-7b")
+    training = Training(micro_batch=1, seq=512)
+    for stage, ranks, each in ((0, 1, 14), (1, 4, 2 + 12 / 4), (2, 8, 2 + 12 / 8), (3, 8, 16 / 8)):
+        data = config(stage, stage3_param_persistence_threshold=0, reduce_bucket_size=1000)
+        e = run(shape, training, data, machine(ranks))
+        save = next(p for p in e.gpu.phases if p.phase == "save")
+        states = sum(save.parts.get(part, 0) for part in STATES)
+        assert abs(states / shape.params - each) < 0.01
+
+
+def test_grid_has_every_cell_once_and_agrees_with_single_estimates() -> None:
+    shape, training, facts = load_model("qwen2.5-0.5b"), Training(micro_batch=1, seq=512), machine(2)
+    cells = grid(shape, training, config(2), facts, release="0.19.8")
+    assert [(c.stage, c.offload_optimizer, c.offload_param) for c in cells] == list(PLACEMENTS)
+    for c in cells:
+        alone = run(shape, training, config(c.stage, c.offload_optimizer, c.offload_param), facts)
+        assert alone == c.estimate
+
+
+def test_inventory_sums_to_the_shape() -> None:
+    for name in MODELS:
+        shape = load_model(name)
+        assert sum(n for _name, n in inventory(shape).modules()) == shape.params
+        assert inventory(shape).largest == max(inventory(shape).parameters())
