@@ -103,6 +103,13 @@ def default_of(pointer: str, key: tuple[int, ...]) -> Any:
     return value
 
 
+def default_history(pointer: str) -> tuple[tuple[str, Any], ...]:
+    """(first release, value) of a default that the rules know, oldest first; "" = from the first release on."""
+    return tuple(
+        (".".join(map(str, since)) if any(since) else "", v) for since, v in _DEFAULTS.get(pointer, ())
+    )
+
+
 class Optimizer(NamedTuple):
     name: str
     since: str | None
