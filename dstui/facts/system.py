@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dstui.i18n import _
+
 
 def _working_directory() -> str:
     try:
@@ -104,6 +106,6 @@ class Child:
         self.code = p.returncode
         if p.returncode != 0:
             lines = err.decode("utf-8", "replace").strip().splitlines()
-            self.failure = lines[-1] if lines else f"exit {p.returncode}"
+            self.failure = lines[-1] if lines else _("it ended with code {code}").format(code=p.returncode)
             return None
         return out.decode("utf-8", "replace")
