@@ -715,13 +715,17 @@ class Supervisor:
             who = f"rank {first.rank}" if first is not None else "a rank"
             how = f"killed by {signal_name(-rank_code)}" if rank_code < 0 else f"exited with code {rank_code}"
             return f"{who} {how} (launcher exit code {code})"
-        for w in parents:
-            if w.code is not None and w.code < 0:
-                return f"the launcher (pid {w.process.pid}) was killed by {signal_name(-w.code)}"
+        what = f"the launcher exited with code {code}"
+        killed = next((w for w in parents if w.code is not None and w.code < 0), None)
+        if killed is not None and killed.code is not None:
+            what = f"the launcher (pid {killed.process.pid}) was killed by {signal_name(-killed.code)}"
+        elif code == 0 and at_exit:
+            # DeepSpeed's runner forwards codes > 0 only, so 0 with living ranks means a signal to launch.
+            what = f"a process of the launcher was killed (its exit code {code} means nothing)"
         if at_exit:
             names = ", ".join(str(w.rank) for w in at_exit)
-            return f"the launcher exited with code {code} while rank(s) {names} still ran; they were ended"
-        return f"the launcher exited with code {code}"
+            what += f" while rank(s) {names} still ran; they were ended"
+        return what
 
 
 _CODE = re.compile(rb"exits with return code = (-?\d+)|exitcode\s*:\s*(-?\d+)\s*\(pid: \d+\)")
