@@ -272,6 +272,50 @@ def _collect(schema: Schema) -> dict[str, Key]:
     return out
 
 
+def published(schema: Schema) -> dict[str, Any]:
+    """The schema for editors: with the texts in, without what only this program needs."""
+    out: dict[str, Any] = json.loads(json.dumps(schema.json_schema))
+    out["x-dstui"] = {
+        "deepspeed": schema.release,
+        "removed": list(schema.removed),
+    }
+    for key in schema.keys.values():
+        notes: dict[str, Any] = {
+            "type": key.type,
+            "checked": key.policy == "checked",
+            "since": key.since,
+            "until": key.until,
+            "aliases": list(key.aliases) or None,
+            "replaced_by": key.deprecated,
+        }
+        node = _published_node(out, schema, key.pointer)
+        if node is None:
+            continue
+        if key.description:
+            node["description"] = key.description
+        if key.choices and key.policy == "unchecked" and "enum" not in node:
+            node.setdefault("examples", list(key.choices))
+        node["x-dstui"] = {k: v for k, v in notes.items() if v is not None}
+    for name, model in out["$defs"].items():
+        if name in schema.facts["models"]:
+            model["x-dstui"] = {"unknown_keys": "refused" if "additionalProperties" in model else "ignored"}
+    return out
+
+
+def _published_node(out: dict[str, Any], schema: Schema, pointer: str) -> dict[str, Any] | None:
+    node: dict[str, Any] = out
+    for name in split_pointer(pointer):
+        target = schema.resolved(node)  # a definition of ``schema``: take its twin in ``out``
+        for reference, definition in schema.json_schema["$defs"].items():
+            if target is definition:
+                target = out["$defs"][reference]
+                break
+        node = target.get("properties", {}).get(name)
+        if node is None:
+            return None
+    return node
+
+
 # -- validation ---------------------------------------------------------------------------------
 
 
