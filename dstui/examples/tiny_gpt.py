@@ -19,10 +19,11 @@ import argparse
 import json
 import os
 import time
+from pathlib import Path
 
 import deepspeed
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as fn
 from deepspeed.accelerator import get_accelerator
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -47,15 +48,17 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         b, t, h = x.shape
         q, k, v = self.qkv(self.norm1(x)).view(b, t, 3, self.heads, h // self.heads).permute(2, 0, 3, 1, 4)
-        a = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        a = fn.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(a.transpose(1, 2).reshape(b, t, h))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
+        return x + self.down(fn.gelu(self.up(self.norm2(x))))
 
 
 class TinyGPT(nn.Module):
     """Decoder-only transformer; ``forward`` returns the next-token loss of ``(batch, seq + 1)`` token ids."""
 
-    def __init__(self, vocab: int, hidden: int, layers: int, heads: int, seq: int, checkpointing: bool) -> None:
+    def __init__(
+        self, vocab: int, hidden: int, layers: int, heads: int, seq: int, checkpointing: bool
+    ) -> None:
         super().__init__()
         self.checkpointing = checkpointing
         self.token = nn.Embedding(vocab, hidden)
@@ -70,7 +73,7 @@ class TinyGPT(nn.Module):
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.checkpointing else block(x)
         logits = self.head(self.norm(x))
-        return F.cross_entropy(logits.float().reshape(-1, logits.shape[-1]), targets.reshape(-1))
+        return fn.cross_entropy(logits.float().reshape(-1, logits.shape[-1]), targets.reshape(-1))
 
 
 def make_batch(rows: int, seq: int, vocab: int, draw: torch.Generator) -> torch.Tensor:
@@ -85,8 +88,7 @@ def make_batch(rows: int, seq: int, vocab: int, draw: torch.Generator) -> torch.
 
 def read_config(path: str) -> dict:
     """The config as DeepSpeed reads it: hjson (comments and trailing commas are legal)."""
-    with open(path, encoding="utf-8") as f:
-        text = f.read()
+    text = Path(path).read_text(encoding="utf-8")
     try:
         import hjson  # a dependency of DeepSpeed
 
@@ -109,17 +111,23 @@ def make_optimizer(model: nn.Module, config: dict, lr: float) -> torch.optim.Opt
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a tiny GPT with DeepSpeed.")
-    parser.add_argument("--local_rank", "--local-rank", type=int, default=int(os.environ.get("LOCAL_RANK", 0)))
+    parser.add_argument(
+        "--local_rank", "--local-rank", type=int, default=int(os.environ.get("LOCAL_RANK", 0))
+    )
     parser.add_argument("--steps", type=int, default=60, help="optimizer steps")
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--heads", type=int, default=0, help="default: hidden / 64")
     parser.add_argument("--seq", type=int, default=64, help="tokens a row")
     parser.add_argument("--vocab", type=int, default=256)
-    parser.add_argument("--micro", type=int, default=0, help="rows a micro batch; default: what the config says")
+    parser.add_argument(
+        "--micro", type=int, default=0, help="rows a micro batch; default: what the config says"
+    )
     parser.add_argument("--lr", type=float, default=1e-3, help="used when the config names no optimizer")
     parser.add_argument("--checkpointing", action="store_true", help="recompute activations in backward")
-    parser.add_argument("--zero_init", "--zero-init", action="store_true", help="build the model under zero.Init")
+    parser.add_argument(
+        "--zero_init", "--zero-init", action="store_true", help="build the model under zero.Init"
+    )
     parser.add_argument("--save", metavar="DIR", help="save a checkpoint at the end")
     parser.add_argument("--seed", type=int, default=1)
     deepspeed.add_config_arguments(parser)
@@ -131,7 +139,11 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
-    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")):  # plain `python tiny_gpt.py`
+    for name, value in (
+        ("RANK", "0"),
+        ("WORLD_SIZE", "1"),
+        ("LOCAL_RANK", "0"),
+    ):  # plain `python tiny_gpt.py`
         os.environ.setdefault(name, value)
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29500")
@@ -149,7 +161,9 @@ def main() -> None:
     torch.manual_seed(args.seed)
     heads = args.heads or max(1, args.hidden // 64)
     shape = (args.vocab, args.hidden, args.layers, heads, args.seq, args.checkpointing)
-    with deepspeed.zero.Init(config_dict_or_path=args.deepspeed_config, enabled=args.zero_init and stage == 3):
+    with deepspeed.zero.Init(
+        config_dict_or_path=args.deepspeed_config, enabled=args.zero_init and stage == 3
+    ):
         model = TinyGPT(*shape)
     parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
     engine, _, _, _ = deepspeed.initialize(

@@ -403,35 +403,56 @@ _SECONDARY = re.compile(
 """What a rank says when a peer is gone: the effect of a failure elsewhere."""
 
 
-def _primary(case: _Case) -> Failure | None:
-    """The first exception of the rank that failed first; a peer's lost connection only when nobody says more."""
+def _failures(case: _Case) -> list[Failure]:
+    """Tracebacks that could be the cause, the first failing rank's in the order in which they were raised.
+
+    Of a chain (``During handling of the above exception...``) each is its own. A peer's lost connection counts
+    only when nobody says more.
+    """
     failures = [
         f for f in case.failures if f.short not in ("ChildFailedError", "SystemExit", "KeyboardInterrupt")
     ]
-    if not failures:
-        return None
-    first_rank = case.exit.get("first_rank") if case.exit else None
     real = [f for f in failures if not _SECONDARY.search(f.text)]
+    first_rank = case.exit.get("first_rank") if case.exit else None
     own = [f for f in real if f.rank is not None and f.rank == first_rank]
-    pool = own or real or failures
-    return min(pool, key=lambda f: f.offset)
+    pool = sorted(own or real or failures, key=lambda f: f.offset)
+    return [f for f in pool if f.rank == pool[0].rank]
+
+
+def _said(case: _Case) -> bool:
+    """Whether some rank told more than that its peers are gone."""
+    return any(not _SECONDARY.search(f.text) for f in _failures(case))
+
+
+def _only_echoes(case: _Case) -> bool:
+    """Whether every traceback is a peer that lost its connection, and none is of the rank that ended first."""
+    failures = _failures(case)
+    if _said(case):
+        return False
+    first = case.exit.get("first_rank") if case.exit else None
+    if first is None:
+        first = next((e.values["rank"] for e in case.of("rank_exit") if e.values["code"]), None)
+    return first is not None and all(f.rank != first for f in failures)
 
 
 def _exceptions(case: _Case) -> Iterator[_Finding]:
-    failure = _primary(case)
-    if failure is None or case.outcome == "finished":
+    failures = _failures(case)
+    if not failures or case.outcome == "finished":
         return
     code = case.rank_code
     agrees = code is not None and code > 0 and case.outcome == "failed"
     certainty = _recorded(case, agrees=agrees)
-    named, fixes = _name(case, failure, certainty)
+    judged = [(f, *_name(case, f, certainty)) for f in failures[:8]]
+    failure, named, fixes = next((j for j in judged if j[1].code != "DR710"), judged[0])
+    if named.code in ("DR705", "DR706"):  # the last of such a chain names the file, the first only a decoder
+        failure, named, fixes = [j for j in judged if j[1].code in ("DR705", "DR706")][-1]
     evidence = [
         case.line(failure.offset, failure.text if failure.details else f"{failure.type}: {failure.message}")
     ]
     frame = _user_frame(failure)
     if frame:
         evidence.append(Evidence(frame[0], frame[1], f"in {frame[2]}"))
-    weight = 75 if named.code not in ("DR502",) else 40
+    weight = 40 if named.code == "DR502" else 75
     yield _Finding(named, tuple(evidence), tuple(fixes), weight=weight)
 
 
@@ -844,12 +865,15 @@ def _in_config(f: Failure) -> bool:
         return True
     where = ("deepspeed/runtime/config", "deepspeed/runtime/zero/config", "deepspeed/runtime/precision_config", "config_utils.py",
              "integrations/deepspeed.py", "accelerate/utils/dataclasses.py")  # fmt: skip
-    return any(part in x.file for x in f.frames[-3:] for part in where)
+    last = f.frames[-3:]
+    return any(part in x.file for x in last for part in where) or any(
+        x.function == "load_ds_config" for x in last
+    )
 
 
 def _refused(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list[Repair]]:
     text = f.text
-    if re.search(r"JSONDecodeError|Decode|Duplicate keys|Expected a string path|No such file|is not a valid|does not exist", text) or f.short in (
+    if re.search(r"JSONDecodeError|Decode|Duplicate keys|Expected a string path|base64|No such file|is not a valid|does not exist", text) or f.short in (
         "FileNotFoundError", "JSONDecodeError", "HjsonDecodeError",
     ):  # fmt: skip
         return Named("DR706", certainty, _first_line(text)), [
@@ -937,7 +961,7 @@ def _native(case: _Case) -> Iterator[_Finding]:
     shm = code == -7
     detail = _("a rank ended by {signal}").format(signal=signal_name(-code))
     named = Named("DR403" if shm else "DR712", "possible" if shm else _recorded(case, agrees=True), detail)
-    yield _Finding(named, tuple(evidence), weight=50 if case.of("collective") or _primary(case) else 72)
+    yield _Finding(named, tuple(evidence), weight=50 if _said(case) else 72)
 
 
 def _collectives(case: _Case) -> Iterator[_Finding]:
@@ -961,7 +985,7 @@ def _collectives(case: _Case) -> Iterator[_Finding]:
         yield _Finding(
             Named("DR501", "likely", detail),
             tuple(case.line(e.offset, e.text) for e in timeouts[:3]),
-            weight=74 if _primary(case) is None else 58,
+            weight=74 if not _failures(case) else 58,
         )
     elif lines and case.outcome == "failed":
         yield _Finding(Named("DR502", "possible"), (case.line(lines[0].offset, lines[0].text),), weight=30)
@@ -1057,7 +1081,7 @@ def _launcher(case: _Case) -> Iterator[_Finding]:
 def _plain_exit(case: _Case) -> Iterator[_Finding]:
     """A code without any traceback."""
     code = case.rank_code
-    if code is None or code <= 0 or _primary(case) is not None or case.outcome != "failed":
+    if code is None or code <= 0 or case.outcome != "failed" or not _only_echoes(case):
         return
     evidence = [case.line(e.offset, e.text) for e in case.of("rank_exit")[:1]]
     for line in reversed(case.tail[-200:]):
@@ -1067,7 +1091,7 @@ def _plain_exit(case: _Case) -> Iterator[_Finding]:
     yield _Finding(
         Named("DR711", _recorded(case, agrees=True), _("return code {code}").format(code=code)),
         tuple(evidence),
-        weight=25,
+        weight=42,
     )
 
 

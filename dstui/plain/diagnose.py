@@ -1,0 +1,100 @@
+"""``dstui diagnose``: why a run failed, from its directory or from any log."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dstui.errors import DstuiError, Exit
+from dstui.i18n import _
+from dstui.runs.causes import BY_CODE, CHECKPOINTS
+from dstui.runs.diagnose import Diagnosis, diagnose
+
+WIDTH = 100
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN|LOG|-", help=_("a run, a log file, or - for a log on stdin"))
+    parser.add_argument(
+        "--config", metavar="F", help=_("the DeepSpeed config, so that fixes can name their edits")
+    )
+    parser.add_argument("--json", action="store_true", help=_("the answer as JSON"))
+
+
+def run(args: argparse.Namespace) -> int:
+    config = _config(args.config) if args.config else None
+    found = judge(args.run, config)
+    if args.json:
+        print(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
+    else:
+        print(render(found))
+    return Exit.OK
+
+
+def judge(what: str, config: Mapping[str, Any] | None) -> Diagnosis:
+    """``-``, a log file, a run's directory, or whatever names a run. Raises DstuiError."""
+    if what == "-":
+        return diagnose(sys.stdin.buffer.read().decode("utf-8", "replace"), config, text=True)
+    path = Path(what).expanduser()
+    if path.is_file() or (path.is_dir() and (path / "manifest.json").is_file()):
+        return diagnose(path, config)
+    from dstui.runs.store import find_run
+
+    return diagnose(find_run(what), config)
+
+
+def _config(name: str) -> Mapping[str, Any]:
+    from dstui.config.document import Document
+
+    path = Path(name).expanduser()
+    try:
+        text = path.read_bytes()
+    except OSError as e:
+        raise DstuiError(_("{path}: {cause}").format(path=name, cause=e.strerror)) from e
+    data: Mapping[str, Any] = Document.parse(text, path=name).data
+    return data
+
+
+def render(found: Diagnosis) -> str:
+    """The answer as text: fate, cause with its checkpoint, evidence, what to change."""
+    lines = [_("outcome: {outcome}").format(outcome=found.outcome)]
+    cause = found.cause
+    if cause is None:
+        lines.append(_("no cause found in what is there"))
+        return "\n".join(lines)
+    place = (
+        _("checkpoint {n} of 5: {name}").format(n=cause.checkpoint, name=_(CHECKPOINTS[cause.checkpoint - 1]))
+        if cause.checkpoint
+        else _("not one of the five checkpoints")
+    )
+    lines.append(f"{cause.code} {cause.name}: {BY_CODE[cause.code].heading}")
+    lines.append("  " + place + ", " + certainty_text(cause.certainty))
+    if cause.detail:
+        lines += textwrap.wrap(cause.detail, WIDTH, initial_indent="  ", subsequent_indent="  ")
+    if found.evidence:
+        lines += ["", _("evidence:")]
+        for e in found.evidence:
+            where = f"{e.file}:{e.line}" if e.line else e.file
+            lines.append(f"  {where}")
+            lines += ["    " + part[:WIDTH] for part in e.text.splitlines()[:6]]
+    if found.fixes:
+        lines += ["", _("what to change:")]
+        for n, fix in enumerate(found.fixes, 1):
+            lines.append(f"  {n}. {fix.title}" + (f"  ({_('price')}: {fix.price})" if fix.price else ""))
+            lines += [f"       {json.dumps(dict(edit), ensure_ascii=False)}" for edit in fix.edits]
+    if found.others:
+        lines += [
+            "",
+            _("also possible: {names}").format(names=", ".join(f"{o.code} {o.name}" for o in found.others)),
+        ]
+    lines += ["", _("more: dstui explain {code}").format(code=cause.code)]
+    return "\n".join(lines)
+
+
+def certainty_text(certainty: str) -> str:
+    return {"certain": _("certain"), "likely": _("likely"), "possible": _("possible")}[certainty]
