@@ -778,8 +778,6 @@ def _insert(text: str, node: _Node, index: int, key: str, value: Any, unit: str)
             keep = inside.rstrip(" \t").rstrip("\r\n")
             return text[: node.start + 1] + keep + nl + new + nl + outer + text[node.end - 1 :]
         return text[: node.start + 1] + nl + new + nl + outer + text[node.end - 1 :]
-    first = node.members[0]
-    inner_or_none = _indent_at(text, first.start)
     if index < len(node.members):  # before an array item
         before = node.members[index]
         blanks = _indent_at(text, before.start)
@@ -792,13 +790,14 @@ def _insert(text: str, node: _Node, index: int, key: str, value: Any, unit: str)
         )
     last = node.members[-1]
     end = last.node.end
+    inner_or_none = _indent_at(text, last.start)
     if inner_or_none is None and not last.node.bare and node.braces:  # everything on one line
         flat = head + json.dumps(value, ensure_ascii=False, allow_nan=False)
         if last.comma is not None:
             at = last.comma + 1
             return text[:at] + " " + flat + "," + text[at:]
         return text[:end] + ", " + flat + text[end:]
-    inner = inner_or_none if inner_or_none is not None else _own_indent(text, first.start)
+    inner = inner_or_none if inner_or_none is not None else _own_indent(text, last.start)
     new = nl + inner + head + dump(value, inner, unit).replace("\n", nl)
     if last.comma is not None:
         at = _TAIL.match(text, last.comma + 1).end()  # type: ignore[union-attr]

@@ -303,7 +303,7 @@ def published(schema: Schema) -> dict[str, Any]:
 
 
 def _published_node(out: dict[str, Any], schema: Schema, pointer: str) -> dict[str, Any] | None:
-    node: dict[str, Any] = out
+    node: dict[str, Any] | None = out
     for name in split_pointer(pointer):
         target = schema.resolved(node)  # a definition of ``schema``: take its twin in ``out``
         for reference, definition in schema.json_schema["$defs"].items():
