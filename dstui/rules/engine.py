@@ -337,6 +337,11 @@ def _unreadable(path: str, context: Context, e: ConfigUnreadable, raw: bytes = b
             hint = _(
                 "DeepSpeed itself reads this (comments and trailing commas are legal to it), but {engine} wants strict JSON"
             ).format(engine=context.engine)
+    hint = hint or (
+        _("put the keys between { and }")
+        if e.kind == "not-an-object"
+        else _("correct the place and check again")
+    )
     world, world_from = world_size_of(None, context)
     hit = Hit(e.pointer, message, effect=_("the run stops before it looks at a single key"), hint=hint)
     finding = replace(_finding(_known(code), hit, None), line=e.line, column=e.column)

@@ -133,7 +133,7 @@ def nvme_without_path(s: Subject) -> Iterator[Hit]:
     why=N_(
         "DeepSpeed makes the folder itself if it may; if no parent folder exists that it may write to, it stops after the model was loaded."
     ),
-    example='{"train_batch_size": 8, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/proc/nvme"}}}',
+    example='{"train_batch_size": 8, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/etc/passwd/swap"}}}',
     fix=N_("Name a folder that exists on a local NVMe disk and that you may write to."),
     source="deepspeed/runtime/zero/stage3.py:841 os.makedirs(nvme_swap_folder, exist_ok=True) @ 0.19.8",
     context={"local": True},

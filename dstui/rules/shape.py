@@ -125,7 +125,7 @@ def not_a_deepspeed_config(s: Subject) -> Iterator[Hit]:
     "parse",
     what=N_("DeepSpeed refuses the config for a reason that has no rule of its own."),
     why=N_("The message is the one DeepSpeed gives, shortened."),
-    example='{"train_batch_size": 8, "checkpoint": {"tag_validation": "sometimes"}}',
+    example='{"train_batch_size": 8, "zero_optimization": {"stage": 3, "compute_grad_norm": false}}',
     fix=N_("Follow the message; dstui explain KEY tells what the key may be."),
     source="deepspeed/runtime/config.py @ the release in question",
 )
@@ -468,8 +468,25 @@ def wrong_type(s: Subject) -> Iterator[Hit]:
             m.pointer,
             m.message,
             effect=_(_REFUSED),
-            hint=_("dstui explain {key} tells more").format(key=_place(m.pointer)),
+            hint=_("dstui explain {key} tells more").format(key=".".join(tokens(m.pointer))),
+            fix=_meant(s, m),
         )
+
+
+def _meant(s: Subject, m: Problem) -> Fix | None:
+    """What a value of the wrong type plainly stands for."""
+    value = m.params.get("found")
+    if m.pointer.endswith(("/offload_optimizer", "/offload_param")) and value in ("cpu", "nvme", "none"):
+        return put(m.pointer, {"device": value}, there=True, safe=True)
+    number = as_number(value)
+    if number is None or isinstance(value, bool) or not float(number).is_integer():
+        return None
+    if m.pointer == ZERO and number in (0, 1, 2, 3):
+        return put(m.pointer, {"stage": int(number)}, there=True, safe=True)
+    key = s.schema.key(m.pointer) if s.schema else None
+    if key is not None and key.type.rstrip("?") == "int":
+        return put(m.pointer, int(number), there=True, safe=True)
+    return None
 
 
 @rule(
