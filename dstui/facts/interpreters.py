@@ -65,15 +65,15 @@ class _Found:
 class InterpreterReader:
     """Finds the candidates and starts the questions; ``finish`` collects the answers.
 
-    ``python`` is ``--python``: a path, a folder of a virtual environment, or a name on PATH. Raises
-    DstuiError when there is no such interpreter.
+    ``python`` is ``--python``, else ``DSTUI_PYTHON``: a path, a folder of a virtual environment, or a name on
+    PATH. Raises DstuiError when there is no such interpreter.
     """
 
     def __init__(self, system: System, python: str | None = None) -> None:
         self.system = system
         self._items: list[_Found | tuple[str, str, Child]] = []
         prefixes: set[str] = set()
-        for path, origin in _candidates(system, python):
+        for path, origin in _candidates(system, python or system.environ.get("DSTUI_PYTHON")):
             found = None if origin == "option" else _from_files(system, path, origin)
             if found is not None:
                 key = os.path.realpath(found.prefix or path)

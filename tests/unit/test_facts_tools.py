@@ -319,6 +319,13 @@ def test_the_interpreter_asked_for_is_run(tmp_path: Path) -> None:
     assert "own" not in [i.origin for i in found]  # the same prefix, told once
 
 
+def test_the_interpreter_named_in_the_environment_counts_as_asked_for(tmp_path: Path) -> None:
+    venv(tmp_path / ".venv", {"deepspeed": "0.19.8", "torch": "2.11.0"}, torch_cuda="None")
+    assert readers(tmp_path, DSTUI_PYTHON=sys.executable)[0].prefix == sys.prefix
+    other = venv(tmp_path / "active", {"torch": "2.5.1"}, torch_cuda="None")
+    assert readers(tmp_path, sys.executable, DSTUI_PYTHON=str(other))[0].prefix == sys.prefix
+
+
 def test_a_program_that_is_no_python(tmp_path: Path) -> None:
     liar = executable(tmp_path / "liar", "#!/bin/sh\necho hello\n")
     assert "is it a Python" in (readers(tmp_path, str(liar))[0].problem or "")
