@@ -286,10 +286,13 @@ class _Run:
             mem.empty_cache()
             mem.malloc(s.element * self.part, PARAMS)
         gpu_groups = [n for i, n in enumerate(self.sub_groups()) if not self._group_on_cpu(i)]
-        for n in gpu_groups:
-            converted = mem.malloc(4 * n, OPTIMIZER)
-            mem.malloc(4 * n, OPTIMIZER)
+        converted: Block | None = None
+        for n in gpu_groups:  # `converted` keeps its name until the next group is converted
+            wide = mem.malloc(4 * n, OPTIMIZER)
             mem.release(converted)
+            converted = wide
+            mem.malloc(4 * n, OPTIMIZER)
+        mem.release(converted)
         if not self.offload:
             mem.release(mem.malloc(4 * max(gpu_groups, default=0), GRADS))
         else:
@@ -353,8 +356,9 @@ class _Run:
     def _micro_step(self, first: bool) -> None:
         s, mem = self.s, self.mem
         mem.phase("forward")
-        if self.workspace:
-            mem.malloc(self.workspace, WORKSPACE)
+        if self.workspace:  # cuBLAS and cuBLASLt, one each
+            mem.malloc(self.workspace // 2, WORKSPACE)
+            mem.malloc(self.workspace // 2, WORKSPACE)
             self.workspace = 0
         if self.coordinator is not None:
             self.coordinator.begin()
@@ -441,9 +445,11 @@ class _Run:
         if p == TIED:  # waits until the embedding's own gradient is added to it
             self.tied = block
             return
-        if p == 0 and self.tied is not None:
+        if p == 0 and self.tied is not None:  # summed into a third tensor (input_buffer.cpp)
+            total = mem.malloc(nbytes, GRADS)
             mem.release(block)
-            block, self.tied = self.tied, None
+            mem.release(self.tied)
+            block, self.tied = total, None
         self._hook(p, block)
 
     def _hook(self, p: int, block: Block) -> None:
@@ -509,20 +515,25 @@ class _Run:
         (``use_multi_rank_bucket_allreduce``); of one rank it is sent as it lies."""
         if self.s.ranks == 1:
             return False
+        low = min(self._offset(p) for p in self.members)
+        high = max(self._offset(p) + self.numel[p] for p in self.members) - 1
+        return low // self.part != high // self.part
+
+    def _offset(self, p: int) -> int:
+        """Where parameter ``p`` starts in the flat buffer."""
         if not self._offsets:
             ends = list(accumulate(self.numel[i] for i in self.trainable))
             self._offsets = {i: end - self.numel[i] for i, end in zip(self.trainable, ends, strict=True)}
-        low = min(self._offsets[p] for p in self.members)
-        high = max(self._offsets[p] + self.numel[p] for p in self.members) - 1
-        return low // self.part != high // self.part
+        return self._offsets[p]
 
     def _collect(self) -> None:
-        """Move what this rank owns out of the bucket: to ``grads_in_partition`` or to the CPU."""
+        """Move what rank 0 owns out of the bucket: to ``grads_in_partition`` or to the CPU."""
         s, mem = self.s, self.mem
-        top = max(self.numel[p] for p in self.members)
+        owned = [min(self.numel[p], self.part - self._offset(p)) for p in self.members]
+        top = max(owned)
+        if top <= 0:
+            return
         if self.offload:
-            if s.ranks > 1:
-                top = min(top, self.part)
             if s.accumulation > 1 and self.micro + 1 < min(s.accumulation, 2):
                 return  # accumulated on the CPU through temp_grad_buffer_for_gpu_offload
             mem.release(mem.malloc(8 * top, BUFFERS))  # norm in fp64
