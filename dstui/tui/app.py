@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from rich.text import Text
 from textual.app import App
 from textual.reactive import var
 from textual.screen import Screen
@@ -146,7 +147,7 @@ class DstuiApp(App[None]):
     def _new_session(self, preset: Preset | None, document: Document | None) -> Session:
         from dstui.session import Session
 
-        return Session(self.facts, cwd=self.cwd, document=document, preset=preset)
+        return Session(self.facts, cwd=self.cwd, document=document, preset=preset, patient=False)
 
     # ---- errors
 
@@ -158,16 +159,30 @@ class DstuiApp(App[None]):
         if isinstance(error, DstuiError):
             self.push_screen(Ask(error.message, [("enter", _("go on"))], error.hint or ""))
             return
-        detail = ""
+        text = _("dstui made a mistake: {kind}: {error}").format(kind=type(error).__name__, error=error)
+        self.push_screen(Ask(text, [("enter", _("go on; nothing is lost"))], self.record(error)))
+
+    def record(self, error: BaseException) -> str:
+        """Write a traceback to the state folder; returns where it is, as a sentence."""
         try:
             path = paths.state_home() / "tui-error.log"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("".join(traceback.format_exception(type(error), error, error.__traceback__)))
-            detail = _("the details are in {path}").format(path=path)
+            return _("the details are in {path}").format(path=path)
         except OSError as e:
-            detail = str(e)
-        text = _("dstui made a mistake: {kind}: {error}").format(kind=type(error).__name__, error=error)
-        self.push_screen(Ask(text, [("enter", _("go on; nothing is lost"))], detail))
+            return str(e)
+
+    def _fatal_error(self) -> None:
+        """An error in a handler ends the app. Textual prints every local variable; we say what matters."""
+        if self._exception is None or self.is_headless:
+            super()._fatal_error()
+            return
+        error = self._exception
+        text = _("dstui made a mistake and had to close: {kind}: {error}").format(
+            kind=type(error).__name__, error=error
+        )
+        self._exit_renderables.append(Text(f"{text}\n{self.record(error)}\n" + _("Runs go on: dstui runs")))
+        self._close_messages_no_wait()
 
     # ---- actions
 

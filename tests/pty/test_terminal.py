@@ -59,7 +59,9 @@ def test_step_change_and_cursor_are_cheap(term: Terminal) -> None:
     assert 0 < term.settle(0.2) < 1_500
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)]
+)
 def test_signal_restores_the_terminal(term: Terminal, number: int, code: int) -> None:
     open_wizard(term)
     assert ENTER_ALT in term.raw and LEAVE_ALT not in term.raw
@@ -188,7 +190,9 @@ def test_too_small_and_back(tmp_path: Path) -> None:
         assert t.gone() <= 2.0
 
 
-@pytest.mark.parametrize("locale", [{"LANG": "C"}, {"LANG": "xx_YY.UTF-8"}, {"LANG": None}, {"LC_ALL": "POSIX"}])
+@pytest.mark.parametrize(
+    "locale", [{"LANG": "C"}, {"LANG": "xx_YY.UTF-8"}, {"LANG": None}, {"LC_ALL": "POSIX"}]
+)
 def test_ascii_only_without_a_utf8_locale(tmp_path: Path, locale: dict[str, str | None]) -> None:
     with Terminal(cwd=tmp_path, env=locale) as t:
         t.wait("Recommended")

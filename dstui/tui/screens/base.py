@@ -94,10 +94,14 @@ class BaseScreen(Screen[None]):
         )
         self.view("message").show(rows if text else [])
 
-    def set_keys(self, keys: Iterable[tuple[str, str]]) -> None:
-        """The key line; what does not fit at the end is dropped, ``?`` and ``q`` come first in importance."""
+    def set_keys(self, keys: Iterable[tuple[str, str]], *, typing: bool = False) -> None:
+        """The key line; what does not fit at the end is dropped, help and quit stay.
+
+        ``typing``: letters are text now, so those two are named by their other keys.
+        """
         cells = self.size.width
-        fixed = line(("?", "key"), (" " + _("help"), "dim"), "  ", ("q", "key"), (" " + _("quit"), "dim"))
+        ask, leave = ("F1", "^Q") if typing else ("?", "q")
+        fixed = line((ask, "key"), (" " + _("help"), "dim"), "  ", (leave, "key"), (" " + _("quit"), "dim"))
         row: Line = line(" ")
         for key, label in keys:
             part = line((key, "key"), (" " + label, "dim"), "  ")

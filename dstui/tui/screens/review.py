@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from dstui.tui.widgets import panel
 
 if TYPE_CHECKING:
     from dstui.facts.model import Facts
+    from dstui.runs.preflight import Problem
     from dstui.session import Session
     from dstui.session.model import Written
     from dstui.tui.screens.wizard import WizardScreen
@@ -32,27 +34,29 @@ class Prepared:
     command: str
     """The command line of the run; ``""`` when it cannot be made."""
     env: tuple[str, ...]
-    refused: tuple[str, ...]
-    """Why the command cannot be made, with what to do."""
+    problems: tuple[Problem, ...] = ()
+    """What preflight found, errors first."""
 
 
 def _prepare(session: Session, facts: Facts | None) -> Prepared:
     target = session.target()
     command = ""
     env: tuple[str, ...] = ()
-    refused: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
     try:
         spec = session.run_spec()
         if facts is not None:
             from dstui.runs.command import build
+            from dstui.runs.preflight import preflight
 
+            problems = preflight(spec, facts)
             folder = paths.runs_dir() / "RUN"
             built = build(spec, facts, folder)
             command = shlex.join(built.argv).replace(str(folder), "RUN")
             env = tuple(f"{k}={v}".replace(str(folder), "RUN") for k, v in built.env.items() if k != "PATH")
-    except DstuiError as e:
-        refused = (e.message, *([e.hint] if e.hint else []))
-    return Prepared(str(target), target.exists(), session.diff(), command, env, refused)
+    except DstuiError:
+        pass  # a blocker of the report, or an error that preflight has named
+    return Prepared(str(target), target.exists(), session.diff(), command, env, problems)
 
 
 class Review:
@@ -63,15 +67,18 @@ class Review:
         self._preparing = False
         self._starting = False
         self._generation = 0
+        self._then: Callable[[WizardScreen], None] | None = None
+        """What was asked for while it was being computed."""
 
     def forget(self) -> None:
-        """A value changed: what was prepared is stale."""
+        """A value changed: what was prepared is stale, what was asked for is taken back."""
+        self._then = None
         self._prepared = None
         self._generation += 1
 
     def prepare(self, screen: WizardScreen) -> None:
         """Compute difference and command in the background, once for each report."""
-        if self._prepared is not None or self._preparing:
+        if self._prepared is not None or self._preparing or not screen.fresh:
             return
         self._preparing = True
         generation = self._generation
@@ -85,9 +92,13 @@ class Review:
                 return
             self._prepared = prepared
             screen.draw_review()
+            then, self._then = self._then, None
+            if then is not None and screen.step_id == "review":
+                then(screen)
 
         def failed(error: BaseException) -> None:
             self._preparing = False
+            self._then = None
             screen.dstui.fail(error)
 
         screen.dstui.jobs.run("review", lambda: _prepare(copy, facts), done, failed)
@@ -97,8 +108,9 @@ class Review:
     def write(self, screen: WizardScreen) -> None:
         """Write the config; a file that is there and differs is asked about first."""
         p, report = self._prepared, screen.report
-        if p is None or report is None:
-            screen.say(_("still computing; press w again"), "warn")
+        if p is None or report is None or not screen.fresh:
+            self._then = self.write
+            screen.say(_("computing, then writing ..."))
             return
         if report.blockers:
             screen.say(_("not written: {why}").format(why=report.blockers[0]), "bad")
@@ -137,8 +149,9 @@ class Review:
         report = screen.report
         if self._starting:
             return
-        if report is None or not screen.fresh:
-            screen.say(_("still computing; press Enter again"), "warn")
+        if self._prepared is None or report is None or not screen.fresh:
+            self._then = self.launch
+            screen.say(_("computing, then starting ..."))
             return
         stops = (*report.blockers, *report.launch_blockers)
         facts = screen.dstui.facts
@@ -185,12 +198,16 @@ class Review:
         if p is None:
             rows.append(line((_("computing ..."), "dim")))
             return rows
-        if p.refused and not (report.blockers or report.launch_blockers):
-            rows += _marked("!", "bad", g.dot.join(f"{r} " for r in p.refused).strip(), cells, g)
+        for problem in p.problems:
+            error = problem.severity == "error"
+            rows += _marked("!" if error else "W", "bad" if error else "warn", problem.message, cells, g)
+            if problem.hint:
+                rows += wrapped(f"{g.arrow} {problem.hint}", cells, "dim", "  ", cut=g.cut)
         if rows:
             rows.append(())
         if p.command:
-            rows.append(_rule(_("Enter starts"), cells, g))
+            stopped = any(problem.severity == "error" for problem in p.problems)
+            rows.append(_rule(_("would start") if stopped else _("Enter starts"), cells, g))
             rows += wrapped(p.command, cells, cut=g.cut, limit=6)
             rows.append(line((clip(" ".join(p.env), cells, g.cut), "dim")))
             rows.append(())

@@ -87,6 +87,8 @@ class WizardScreen(BaseScreen):
         self._panel_open = False
         self._report: Report | None = None
         self._fresh = False
+        self._broken = ""
+        """Why the last report could not be made: an error of ours, never of the person."""
         self._session: Session | None = None
         self._timer: Timer | None = None
         self._computing = False
@@ -123,6 +125,11 @@ class WizardScreen(BaseScreen):
     def fresh(self) -> bool:
         """Whether the report belongs to the values as they are."""
         return self._fresh
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is scheduled or being computed."""
+        return self._timer is None and not self._computing
 
     @property
     def report(self) -> Report | None:
@@ -180,14 +187,19 @@ class WizardScreen(BaseScreen):
             self._computing = False
             if session is not self._session or self._timer is not None:
                 return  # a later change has asked again
-            session.adopt(report)
+            stale = session.adopt(report)
             self._fresh = True
+            self._broken = ""
             self._report = report
+            if stale:  # the recommendation was computed with the report
+                self.form.load(self.step_id, session.fields(self.step_id), typing=self.step_id != "review")
+                self._draw_head()
             self._draw_answer()
 
         def failed(error: BaseException) -> None:
             self._computing = False
-            self.dstui.fail(error)
+            self._broken = f"{type(error).__name__}: {error}. {self.dstui.record(error)}"
+            self._draw_answer()
 
         self.dstui.jobs.run("report", copy.report, done, failed)
 
@@ -216,7 +228,7 @@ class WizardScreen(BaseScreen):
                 mark, role = g.problem, "bad"
             elif step.id in self._done:
                 mark, role = g.done, "good"
-            elif step.id in self._seen and n != self._step:
+            elif step.id in self._seen and n != self._step and step.id != "review":
                 mark, role = g.skipped, "dim"
             else:
                 mark, role = " ", ""
@@ -263,11 +275,26 @@ class WizardScreen(BaseScreen):
         self._draw_rail()
         self._draw_head()
         self.form.load(step.id, self.session.fields(step.id), typing=not reviewing)
-        signal = self.view("signal")
-        cells = signal.size.width - 2
-        text = _("Culprit when: {signal}").format(signal=step.signal)
-        signal.show(wrapped(text, cells, "dim", " ", limit=1 if reviewing else 3, cut=self.glyphs.cut))
+        self._draw_signal()
         self._draw_help()
+
+    def _draw_signal(self) -> None:
+        """The bottom of the pane: what tells that this step is the culprit."""
+        view = self.view("signal")
+        view.styles.height = height = 1 if self.step_id == "review" else 3
+        head = _("Culprit when:")
+        rows = wrapped(
+            f"{head} {STEPS[self._step].signal}",
+            view.size.width - 2,
+            "dim",
+            " ",
+            limit=height,
+            cut=self.glyphs.cut,
+        )
+        first = rows[0][0][0]
+        if first.startswith(" " + head):
+            rows[0] = line((" " + head, "accent"), (first[1 + len(head) :], "dim"))
+        view.show([*[()] * (height - len(rows)), *rows])
 
     def _draw_head(self) -> None:
         step = STEPS[self._step]
@@ -299,7 +326,7 @@ class WizardScreen(BaseScreen):
             if f.recommended_reason:
                 parts.append(_("recommended: {reason}").format(reason=f.recommended_reason))
             self.say((f" {self.glyphs.dot} ").join(parts), "")
-        self.set_keys(self._keys())
+        self.set_keys(self._keys(), typing=self.focused is self.form and self.form.takes_text)
 
     def _keys(self) -> list[tuple[str, str]]:
         f = self.form.field
@@ -338,7 +365,11 @@ class WizardScreen(BaseScreen):
         if self._session is None or self.tiny:
             return
         status = self.view("status")
-        status.show([panel.status_line(self._report, status.size.width, g)])
+        if self._broken:
+            text = _("the check failed, a mistake of dstui: {error}").format(error=self._broken)
+            status.show([line((" " + text, "bad"))])
+        else:
+            status.show([panel.status_line(self._report, status.size.width, g)])
         self._draw_rail()
         self._draw_head()
         view = self.view("panel")
@@ -393,6 +424,7 @@ class WizardScreen(BaseScreen):
         self._close_panel()
         self._draw_step()
         self._draw_answer()
+        self.call_after_refresh(self.draw_review)  # its view has a size only now
 
     def _close_panel(self) -> None:
         if self._panel_open:
@@ -513,10 +545,10 @@ class WizardScreen(BaseScreen):
         """Draw the lower part of the last step, when that is shown."""
         if self.step_id != "review":
             return
+        self._review.prepare(self)
         view = self.view("detail")
         if self._report is None or not view.size.width:
             return
-        self._review.prepare(self)
         rows = self._review.rows(self._report, view.size.width - 2, self.glyphs)
         view.show([line(" ", *row) for row in rows])
 

@@ -68,6 +68,7 @@ class Form(LineView):
         self._cursors: dict[str, int] = {}
         self._step = ""
         self._typing = True
+        self._advance = False
 
     # ---- content
 
@@ -90,6 +91,10 @@ class Form(LineView):
             items = self._items()
             if item in items:
                 self._cursor = items.index(item)
+        if self._advance:
+            self._advance = False
+            if self.field is not None and not self.field.error:
+                self._next_field()
         self._draw()
 
     @property
@@ -187,9 +192,10 @@ class Form(LineView):
         if not 0 <= target < len(items):
             self.scroll_rows(delta)
             return
+        was_open = self._expanded()
         self._cursor = target
         after = self._item()
-        if before and after and before.field != after.field and not self._all_fit():
+        if before and after and before.field != after.field and after.field not in was_open:
             self._on_chosen(self._fields[after.field])
         self._draw()
         self.post_message(self.Moved())
@@ -204,16 +210,15 @@ class Form(LineView):
 
     def action_enter(self) -> None:
         if self.editing:
-            self._commit()
-            items = self._items()
-            if self._cursor + 1 < len(items):
-                self._move(1)
+            self._advance = self._commit()
+            if not self._advance:
+                self._next_field()
             return
         if self.would_finish():
             self.post_message(self.Finished())
         else:
+            self._advance = True  # once the screen has loaded what follows from the choice
             self._choose()
-            self._next_field()
 
     def _next_field(self) -> None:
         here = self._item()
@@ -266,15 +271,18 @@ class Form(LineView):
         self._draw()
         self.post_message(self.Moved())
 
-    def _commit(self) -> None:
+    def _commit(self) -> bool:
+        """End the edit; whether the text is a change (a good one moves the cursor on when it is loaded)."""
         f = self.field
         if self._buffer is None or f is None:
-            return
+            return False
         text, self._buffer = self._buffer, None
-        if text != f.text:
+        changed = text != f.text
+        if changed:
             self.post_message(self.Changed(f.id, text))
         self._draw()
         self.post_message(self.Moved())
+        return changed
 
     def on_key(self, event: Key) -> None:
         f = self.field
@@ -368,31 +376,39 @@ class Form(LineView):
     def _height(self, f: FieldView) -> int:
         return max(1, len(f.options)) if f.kind in LISTS and f.enabled else 1
 
-    def _rows_needed(self) -> int:
+    def _expanded(self) -> set[int]:
+        """Lists shown with all their options: the current one, then, in order, as many as have room."""
+        item = self._item()
         shown = self._shown()
-        return sum(self._height(f) + bool(f.error) for _n, f in shown) + (len(shown) < len(self._fields))
-
-    def _all_fit(self) -> bool:
-        return self._rows_needed() <= max(self.size.height, 1)
-
-    def _spaced(self) -> bool:
-        return self._rows_needed() + len(self._shown()) <= self.size.height
+        lists = [n for n, f in shown if self._height(f) > 1]
+        first = [n for n in lists if item is not None and n == item.field]
+        room = self.size.height - sum(1 + bool(f.error) for _n, f in shown)
+        out: set[int] = set()
+        for n in first + [n for n in lists if n not in first]:
+            extra = self._height(self._fields[n]) - 1
+            if n in first or extra <= room:
+                out.add(n)
+                room -= extra
+        return out
 
     def _draw(self) -> None:
         if not self.size:
             return
         item = self._item()
-        everything = self._all_fit()
-        spaced = self._spaced()
+        expanded = self._expanded()
+        shown = self._shown()
+        unused = [f for f in self._fields if not f.enabled] if len(shown) < len(self._fields) else []
+        needed = sum((self._height(f) if n in expanded else 1) + bool(f.error) for n, f in shown)
+        spaced = needed + len(shown) + bool(unused) <= self.size.height
         label_width = self._label_width()
         rows: list[Line] = []
         here = (0, 0)
-        for n, f in self._shown():
+        for n, f in shown:
             if rows and spaced:
                 rows.append(())
             current = item is not None and item.field == n
             start = len(rows)
-            if f.kind in LISTS and f.options and f.enabled and (everything or current):
+            if f.kind in LISTS and f.options and f.enabled and (n in expanded or current):
                 rows += self._options(n, f, label_width, item)
                 if current and item is not None and item.option is not None:
                     here = (start + item.option, start + item.option)
@@ -404,8 +420,7 @@ class Form(LineView):
                 rows += wrapped(
                     f.error, self.size.width - 2, "bad", " " * (label_width + 3), limit=2, cut=self.glyphs.cut
                 )
-        unused = [f for f in self._fields if not f.enabled]
-        if 0 < len(unused) < len(self._fields):
+        if unused and needed < self.size.height:
             text = _("not used now: {fields}").format(fields=", ".join(f.label for f in unused))
             rows += [()] if spaced else []
             rows.append(line(" ", (clip(text, self.size.width - 2, self.glyphs.cut), "dim")))

@@ -134,8 +134,8 @@ def fit_lines(report: Report | None, cells: int, g: Glyphs) -> list[Line]:
         rows += _memory(_("GPU"), r, e.gpu.capacity, cells, g, e.binds is not None and e.binds.where == "gpu")
         for name, value in ((_("reserved"), e.gpu.reserved), (_("allocated"), e.gpu.allocated)):
             if value is not None and value is not r:
-                rows.append(_amount(name, _span(value), cells))
-        rows += _peak(e, cells)
+                rows.append(_amount(name, _span(value), cells, g))
+        rows += _peak(e, cells, g)
         rows.append(())
     if e.host.peak is not None:
         rows += _memory(
@@ -143,12 +143,12 @@ def fit_lines(report: Report | None, cells: int, g: Glyphs) -> list[Line]:
         )
         for name, part in ((_("pinned"), e.host.pinned), (_("pageable"), e.host.pageable)):
             if part is not None:
-                rows.append(_amount(name, gib(part), cells))
+                rows.append(_amount(name, gib(part), cells, g))
         rows.append(())
     if e.nvme is not None:
-        rows.append(_amount(_("NVMe needed"), gib(e.nvme.needed), cells))
+        rows.append(_amount(_("NVMe needed"), gib(e.nvme.needed), cells, g))
         if e.nvme.capacity is not None:
-            rows.append(_amount(_("NVMe free"), gib(e.nvme.capacity), cells))
+            rows.append(_amount(_("NVMe free"), gib(e.nvme.capacity), cells, g))
         rows.append(())
     if e.changes:
         rows.append(line((_("What would help"), "title")))
@@ -181,20 +181,20 @@ def _span(r: Range) -> str:
     return f"{gib(r.expected)}  ({gib(r.low)} - {gib(r.high)})"
 
 
-def _amount(name: str, value: str, cells: int) -> Line:
-    return line(("  " + pad(name, 14), "dim"), clip(value, cells - 16))
+def _amount(name: str, value: str, cells: int, g: Glyphs) -> Line:
+    return line(("  " + pad(name, 14, g.cut), "dim"), clip(value, cells - 16, g.cut))
 
 
-def _peak(e: Estimate, cells: int) -> list[Line]:
+def _peak(e: Estimate, cells: int, g: Glyphs) -> list[Line]:
     """What fills the GPU in the phase with the highest total."""
     phases = [p for p in e.gpu.phases if p.phase in PHASES]
     if not phases:
         return []
     top = max(phases, key=lambda p: p.total)
-    rows = [_amount(_("peak in"), _(PHASE_NAMES[top.phase]), cells)]
+    rows = [_amount(_("peak in"), _(PHASE_NAMES[top.phase]), cells, g)]
     for part, size in sorted(top.parts.items(), key=lambda kv: -kv[1]):
         if size > 0:
-            rows.append(_amount("  " + _(PARTS.get(part, part)), gib(size), cells))
+            rows.append(_amount("  " + _(PARTS.get(part, part)), gib(size), cells, g))
     return rows
 
 
