@@ -352,13 +352,14 @@ def settle(lines: list[Line]) -> list[Line]:
     Blank text that only wipes a bar is dropped with the bar.
     """
     found: list[Line] = []
-    over = False
+    over = False  # the last line of `found` is drawn over by what follows
     for line in lines:
-        if over and found:
-            if line.text.strip() or not line.redrawn:
-                kept = line if line.text.strip() else found[-1]
-                found[-1] = kept._replace(redrawn=line.redrawn)
-        else:
+        blank = not line.text.strip()
+        if blank and line.redrawn:
+            continue
+        if over and not blank:
+            found[-1] = line
+        elif not over:
             found.append(line)
         over = line.redrawn
     return found
