@@ -119,7 +119,8 @@ def devices_for(
 ) -> tuple[str, ...] | None:
     """Devices of the run in order; None without GPUs (or when nothing is known about them)."""
     if spec.devices is not None:
-        return spec.devices
+        names = {gpu.uuid: device_name(gpu) for gpu in facts.gpus or ()}
+        return tuple(names.get(d, d) for d in spec.devices)
     if "CUDA_VISIBLE_DEVICES" in spec.env:
         named = tuple(d.strip() for d in spec.env["CUDA_VISIBLE_DEVICES"].split(",") if d.strip())
     elif facts.gpus:
@@ -197,7 +198,7 @@ def free_port(taken: frozenset[int] = frozenset()) -> int:
 
 
 def adopt_config_from_arguments(spec: RunSpec) -> RunSpec:
-    """``train.py --deepspeed ds.json`` names its config itself: take it as the run's, put ``{config}`` there.
+    """``train.py --deepspeed ds.json`` (or a LLaMA-Factory YAML) names its config itself: it becomes the run's.
 
     A value counts when it names an existing file. Raises Refused when another config was given as well.
     """
@@ -216,7 +217,7 @@ def adopt_config_from_arguments(spec: RunSpec) -> RunSpec:
             found = (i if equals else i + 1, f"{flag}={PLACEHOLDER}" if equals else PLACEHOLDER, str(path))
             break
     if found is None:
-        return spec
+        return _adopt_from_yaml(spec)
     index, text, source = found
     if spec.has_config:
         if spec.config_source and os.path.realpath(spec.config_source) == os.path.realpath(source):
@@ -231,6 +232,18 @@ def adopt_config_from_arguments(spec: RunSpec) -> RunSpec:
         )
     args[index] = text
     return dataclasses.replace(spec, args=tuple(args), config_source=source)
+
+
+def _adopt_from_yaml(spec: RunSpec) -> RunSpec:
+    if spec.engine != "llamafactory" or spec.has_config:
+        return spec
+    try:
+        named = yaml_deepspeed(script_path(spec).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return spec  # preflight says why
+    if not named:
+        return spec
+    return dataclasses.replace(spec, config_source=str(working_directory(spec) / Path(named).expanduser()))
 
 
 def config_text(spec: RunSpec) -> str | None:

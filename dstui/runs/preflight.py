@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dstui import paths
+from dstui.config.document import Document
 from dstui.errors import DstuiError
 from dstui.facts.advice import install_advice, lacks
 from dstui.facts.model import Facts, Gpu, Interpreter
 from dstui.i18n import _, ngettext
+from dstui.rules.diagnostic import Severity
+from dstui.rules.engine import Context, Engine, check_document
 from dstui.runs import command as commands
 from dstui.runs import script as scripts
 from dstui.runs.command import Refused
@@ -227,15 +230,55 @@ def _config(spec: RunSpec, facts: Facts, env: Mapping[str, str]) -> Iterator[Pro
     it = commands.interpreter_for(spec, facts)
     data: dict[str, Any] = {}
     if text is not None:
-        from dstui.config.document import Document
-
         path = spec.config_source or "config.json"
         try:
-            data = Document.parse(text, path=path, strict_json=spec.engine == "hf").data
+            doc = Document.parse(text, path=path, strict_json=spec.engine == "hf")
+            data = doc.data
         except DstuiError as e:
             yield Problem("config-unreadable", "error", e.message, e.hint or "")
             return
+        yield from _rules(doc, spec, facts, it)
     yield from _toolchain(data, facts, it, env)
+
+
+_RULE_ENGINES: Mapping[str, Engine] = {
+    "plain": "deepspeed",
+    "hf": "hf",
+    "llamafactory": "hf",
+    "swift": "hf",
+    "accelerate": "accelerate",
+}
+
+
+def _rules(doc: Document, spec: RunSpec, facts: Facts, it: Interpreter | None) -> Iterator[Problem]:
+    """What the installed release does with the config. Without a known release nothing is said."""
+    if it is None or it.deepspeed is None:
+        return
+    ranks = commands.ranks_for(spec, commands.devices_for(spec, facts)) * spec.nodes
+    context = Context(
+        release=it.deepspeed,
+        release_from="interpreter",
+        engine=_RULE_ENGINES[spec.engine],
+        facts=facts,
+        world_size=ranks,
+        local=True,
+    )
+    # DS9xx looks at the toolchain, which is looked at here with the ops that this run will really load.
+    for finding in check_document(doc, context, ignore=("DS9",)).findings:
+        if finding.severity is Severity.ERROR:
+            severity: ProblemSeverity = "error"
+        elif finding.severity is Severity.SILENT_WRONG:
+            severity = "warning"
+        else:
+            continue
+        message = _("{path}: {code} {message}").format(
+            path=doc.path if finding.line is None else f"{doc.path}:{finding.line}",
+            code=finding.code,
+            message=finding.message,
+        )
+        yield Problem(
+            "config-refused" if severity == "error" else "config-wrong", severity, message, finding.hint
+        )
 
 
 def offload_device(data: Mapping[str, Any], which: str) -> str:

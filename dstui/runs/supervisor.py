@@ -686,8 +686,27 @@ class Supervisor:
             "stopped_by": self.stop.by if self.stop else None,
             "cause": None,
         }
+        data["cause"] = self.cause(data)
         self.event("exit", outcome=outcome, code=data["code"], signal=data["signal"])
         self.write_exit(data)
+
+    def cause(self, data: dict[str, Any]) -> dict[str, Any] | None:
+        """The named cause; readers can always ask again, with the rules of their own release."""
+        try:
+            from dstui.runs.diagnose import diagnose_run
+
+            found = diagnose_run(_Ended(self.run.path, data)).cause
+        except Exception:
+            traceback.print_exc()
+            return None
+        if found is None:
+            return None
+        return {
+            "code": found.code,
+            "name": found.name,
+            "checkpoint": found.checkpoint,
+            "certainty": found.certainty,
+        }
 
     def is_launcher(self, w: Watched) -> bool:
         """The launcher or a process between it and a rank (DeepSpeed's ``launch``)."""
@@ -726,6 +745,18 @@ class Supervisor:
             names = ", ".join(str(w.rank) for w in at_exit)
             what += f" while rank(s) {names} still ran; they were ended"
         return what
+
+
+class _Ended(RunDir):
+    """The run as it will be read once ``exit.json`` is there."""
+
+    def __init__(self, path: Path, data: dict[str, Any]) -> None:
+        super().__init__(path)
+        self._exit = data
+
+    @property
+    def exit(self) -> dict[str, Any] | None:
+        return self._exit
 
 
 _CODE = re.compile(rb"exits with return code = (-?\d+)|exitcode\s*:\s*(-?\d+)\s*\(pid: \d+\)")
