@@ -21,7 +21,12 @@ def machine(kind: str, python: str = "/usr/bin/python3") -> Facts:
     host = Host(ram_total=256 * GiB, ram_available=200 * GiB, cores=32)
     interpreters = (
         Interpreter(
-            python, "active", "3.11.9", PACKAGES, "13.0", ("deepspeed", "torchrun", "llamafactory-cli")
+            path=python,
+            origin="active",
+            version="3.11.9",
+            packages=PACKAGES,
+            torch_cuda="13.0",
+            launchers=("deepspeed", "torchrun", "llamafactory-cli"),
         ),
     )
     common: dict[str, Any] = {
@@ -39,8 +44,28 @@ def machine(kind: str, python: str = "/usr/bin/python3") -> Facts:
         busy = kind.endswith("-busy") and i == 0
         processes = (GpuProcess(4242, "ana", "python", 3 * GiB),) if busy else ()
         free = size * GiB - (3 * GiB if busy else 0)
-        gpus.append(Gpu(i, f"GPU-{i}", "Card", size * GiB, free, (9, 0), processes=processes))
-    storage = (Storage("/tmp", "/", "ext4", 900 * GiB, False, True, True),)
+        gpus.append(
+            Gpu(
+                i,
+                uuid=f"GPU-{i}",
+                name="Card",
+                memory_total=size * GiB,
+                memory_free=free,
+                compute_capability=(9, 0),
+                processes=processes,
+            )
+        )
+    storage = (
+        Storage(
+            path="/tmp",
+            mount="/",
+            filesystem="ext4",
+            free=900 * GiB,
+            rotational=False,
+            writable=True,
+            o_direct=True,
+        ),
+    )
     return Facts(gpus=tuple(gpus), storage=storage, **common)
 
 
@@ -82,7 +107,7 @@ TEXTS: dict[str, tuple[str, ...]] = {
     "nodes": ("1", "2", "0"),
     "ram": ("512GiB", "64GiB", "much"),
     "args": ("", "--epochs 1", "--per_device_train_batch_size 2 --bf16 True", "'open"),
-    "model": ("7B", "0.5B", "70B", "/nowhere/model"),
+    "model": ("7B", "0.5B", "llama-2-13b", "/nowhere/model"),
     "seq": ("512", "2048", "8192", "-1", "1.5"),
     "lora_rank": ("8", "64", "0"),
     "micro_batch": ("1", "2", "8", "0"),

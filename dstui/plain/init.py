@@ -69,13 +69,16 @@ def run(args: argparse.Namespace) -> int:
         )
     session = _open(args)
     given = _apply(session, args)
+    if args.facts:
+        given |= {"machine", "facts_file"}
     if asks:
         _Dialogue(session, given, sys.stdin, sys.stderr).run()
     session.accept_rest()
-    problems = session.problems()
+    problems = [f"{_flag(i)}: {error}" for i, error in session.problems()]
+    views = [session.field(f.id) for f in FIELDS if getattr(args, f"field_{f.id}", None) is not None]
+    problems += [f"{_flag(v.id)}: {v.why_not}" for v in views if not v.enabled]
     if problems:
-        lines = [f"{_flag(i)}: {error}" for i, error in problems]
-        raise DstuiError("; ".join(lines), _("see `dstui init --help`"))
+        raise DstuiError("; ".join(problems), _("see `dstui init --help`"))
     return _finish(session, args, asks)
 
 

@@ -7,7 +7,8 @@ does not apply). They read other fields through ``state.get`` only, along the or
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 ROOM = 0.80
 """Share of a card that the states may take; the rest is for activations, buckets and fragmentation."""
-DP_ROOM = 0.55
-"""Plain data parallel is recommended only when everything fits with room to spare."""
 SAMPLES_A_STEP = 32
 """Recommended global batch when nothing else is known."""
 BUCKET = 500_000_000
@@ -129,6 +128,8 @@ def _engine(s: State) -> tuple[Any, str]:
         if s.guess:
             return s.guess
         return "plain", _("nothing in the script names another")
+    if s.typed.get("model"):
+        return "plain", _("a model was named")
     if s.base_kind == "preset" and s.preset_engine in ("hf", "llamafactory"):
         return s.preset_engine, _("the preset is for it")
     if s.base_kind == "file":
@@ -300,52 +301,98 @@ def card(s: State) -> int | None:
     return None if free is None else free // max(1, s.world)
 
 
-def plan(s: State) -> tuple[int, str, str]:
-    """(stage, offload, reason): the least that fits."""
-    room = card(s)
-    if s.shape is None or room is None:
-        return 2, "none", _("the everyday choice; the model's size is not known yet")
-    offered = [(0, "none"), (2, "none")] if s.world > 1 else [(0, "none")]
-    if s.get("method") != "full" and s.world > 1:
-        offered = [(2, "none")]
-    offered += [(3, "none")] if s.world > 1 else []
-    offered += [(2, "optimizer"), (3, "optimizer"), (3, "both")]
-    copy = copy16(s) or 0
-    for stage, offload in offered:
-        need = states(s, stage, offload)
-        if need is not None and need <= room * (DP_ROOM if stage == 0 else ROOM):
-            if stage == 0:
-                why = _("all states, {need}, fit on one card of {room}: no need to split").format(
-                    need=gib(need), room=gib(room)
-                )
-            elif stage < 3:
-                why = _("16-bit copy {copy} of {room} a card: fits, so stage {stage}").format(
-                    copy=gib(copy), room=gib(room), stage=stage
-                )
-            elif copy > room * ROOM:
-                why = _("16-bit copy {copy} of {room} a card: does not fit, so stage 3").format(
-                    copy=gib(copy), room=gib(room)
-                )
-            else:
-                why = _(
-                    "states at stage 2 are {need} of {room} a card: stage 3 splits the parameters too"
-                ).format(need=gib(states(s, 2, "none")), room=gib(room))
-            if offload != "none":
-                without = states(s, stage, "none")
-                why += "; " + _("without offload {need}").format(need=gib(without))
-            return stage, offload, why
-    return (
-        3,
-        "both",
-        _("even split over {world} ranks with both offloads it is tight: more cards, or NVMe").format(
-            world=s.world
-        ),
+@dataclass(frozen=True)
+class Plan:
+    """What to start with: the cheapest placement that fits (``dstui.estimate.plan``), and the deciding line."""
+
+    stage: int
+    offload: str
+    optimizer_device: str
+    param_device: str
+    micro: int | None
+    """The largest micro batch that still fits; None when it was given or nothing is known."""
+    reason: str
+    fits: bool | None
+    """None: cannot be told (no model, or no machine)."""
+
+
+NO_PLAN = Plan(2, "none", "cpu", "cpu", None, "", None)
+"""The everyday choice, while the model or the machine is unknown."""
+
+
+def plan_key(s: State) -> Hashable | None:
+    """All that ``plan`` depends on; None when nothing can be planned."""
+    facts, shape = s.used, s.shape
+    if shape is None or facts is None or card(s) is None:
+        return None
+    gpus = tuple((g.memory_total, g.memory_free, g.name) for g in facts.gpus or ())
+    host = (facts.host.memory_capacity, facts.host.memory_free, tuple(x.free for x in facts.storage))
+    model = (s.get("model"), shape.name, shape.params, shape.source)
+    return (model, s.training(s.given_micro), s.get("precision"), s.release, s.world, s.nodes, gpus, host)
+
+
+def plan(s: State) -> Plan:
+    """The recommendation for this model on the chosen cards (``plan_key`` is not None)."""
+    facts, shape = s.used, s.shape
+    assert shape is not None and facts is not None
+    from dstui.config.schema import newest
+    from dstui.estimate.plan import recommend
+
+    micro = s.given_micro
+    precision = s.get("precision")
+    found = recommend(
+        shape,
+        s.training(micro),
+        facts,
+        release=s.release or newest(),
+        config_data={
+            "bf16": {"enabled": precision == "bf16"},
+            "fp16": {"enabled": precision == "fp16"},
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
+        },
+        world_size=s.world,
+    )
+    optimizer, param = found.offload_optimizer, found.offload_param
+    offload = {
+        (False, False): "none",
+        (True, False): "optimizer",
+        (False, True): "param",
+        (True, True): "both",
+    }[optimizer != "none", param != "none"]
+    return Plan(
+        found.stage,
+        offload,
+        optimizer if optimizer != "none" else "cpu",
+        param if param != "none" else "cpu",
+        found.micro_batch if micro is None and found.fits else None,
+        "; ".join(filter(None, (_copy_line(s, found.stage) if found.fits else "", *found.reasons[:2]))),
+        found.fits,
+    )
+
+
+def _copy_line(s: State, stage: int) -> str:
+    """The first of the five checkpoints: does the copy that is not split fit on one card?"""
+    copy, room = copy16(s), card(s)
+    facts = s.used
+    if copy is None or room is None or facts is None or not facts.gpus:
+        return ""
+    if copy > room * ROOM:
+        return _("16-bit copy {copy} of {room} a card: does not fit, so stage 3").format(
+            copy=gib(copy), room=gib(room)
+        )
+    if stage == 3:
+        return _("16-bit copy {copy} of {room} a card fits, the rest beside it does not: stage 3").format(
+            copy=gib(copy), room=gib(room)
+        )
+    return _("16-bit copy {copy} of {room} a card: fits, so stage {stage}").format(
+        copy=gib(copy), room=gib(room), stage=stage
     )
 
 
 def _stage(s: State) -> tuple[Any, str]:
-    stage, _offload, why = s.plan
-    return stage, why
+    if s.plan.fits is None:
+        return s.plan.stage, _("the everyday choice; the model's size is not known yet")
+    return s.plan.stage, s.plan.reason
 
 
 def _stage_options(s: State) -> tuple[Option, ...]:
@@ -368,9 +415,10 @@ def _stage_options(s: State) -> tuple[Option, ...]:
 
 def _offload(s: State) -> tuple[Any, str]:
     stage = s.get("stage")
-    want_stage, want, why = s.plan
-    if stage == want_stage:
-        return want, why if want != "none" else _("fits without")
+    if stage == s.plan.stage:
+        return s.plan.offload, s.plan.reason if s.plan.offload != "none" else _(
+            "nothing needs to leave the GPU"
+        )
     if stage == 0:
         return "none", _("stage 0 has nothing to offload")
     room = card(s)
@@ -448,11 +496,12 @@ def _nvme_path(s: State) -> tuple[Any, str]:
 
 
 def _micro(s: State) -> tuple[Any, str]:
-    named = engines.argument(s.args, "per_device_train_batch_size")
-    if named and named.isdigit() and int(named) > 0:
-        return int(named), _("from the script's arguments")
+    if s.micro_argument is not None:
+        return s.micro_argument, _("from the script's arguments")
     if s.get("engine") == "demo":
         return 4, ""
+    if s.plan.micro is not None and s.get("stage") == s.plan.stage:
+        return s.plan.micro, _("the largest power of two that fits")
     return 1, _("the smallest; raise it while it fits")
 
 
@@ -664,8 +713,8 @@ RECOMMEND: dict[str, Recommend] = {
     "attention": _fixed("sdpa"),
     "stage": _stage,
     "offload": _offload,
-    "optimizer_device": _fixed("cpu"),
-    "param_device": _fixed("cpu"),
+    "optimizer_device": lambda s: (s.plan.optimizer_device if s.get("stage") == 3 else "cpu", ""),
+    "param_device": lambda s: (s.plan.param_device if s.get("stage") == 3 else "cpu", ""),
     "nvme_path": _nvme_path,
     "micro_batch": _micro,
     "accumulation": _accumulation,

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from dstui.config.write import difference, save
 from dstui.errors import DstuiError
-from dstui.estimate.inputs import Training
 from dstui.estimate.result import Estimate
 from dstui.facts.model import Facts
 from dstui.i18n import _
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from dstui.config.document import Document
     from dstui.config.presets import Preset
     from dstui.runs.spec import RunSpec
+    from dstui.settings import Settings
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -40,8 +40,9 @@ class Session:
     """One pass through the wizard.
 
     ``facts`` may be None while detection runs (``set_facts`` later; typed values stay). ``document`` is an opened
-    config: its unknown keys, comments and order survive. ``settings`` gives remembered answers a script
-    (``dstui.settings.Settings``).
+    config: its unknown keys, comments and order survive. ``settings`` gives the answers remembered for a script.
+    ``patient`` False: no call but ``report`` waits for the recommendation; ask ``fork().report()`` on a thread and
+    ``adopt`` it.
     """
 
     def __init__(
@@ -51,9 +52,11 @@ class Session:
         cwd: str | os.PathLike[str] = ".",
         document: Document | None = None,
         preset: Preset | None = None,
-        settings: Any = None,
+        settings: Settings | None = None,
+        patient: bool = True,
     ) -> None:
         self._state = State(facts, Path(cwd).resolve())
+        self._state.patient = patient
         self._errors: dict[str, tuple[str, str]] = {}
         self._document: Document | None = None
         self._report: Report | None = None
@@ -82,6 +85,10 @@ class Session:
             if field_id in order:
                 order.remove(field_id)
             order.append(field_id)
+        if field_id == "gpus" and parsed:
+            self._state.typed.setdefault("machine", "describe")
+        if field_id == "facts_file" and parsed:
+            self._state.typed.setdefault("machine", "file")
         if field_id in ("gpus", "nodes", "ram"):
             self._describe()
         if field_id == "facts_file":
@@ -196,7 +203,11 @@ class Session:
     def report(self) -> Report:
         """The live answer: fit, findings, the file as it will be written. Cached until something changes."""
         if self._report is None:
-            self._report = self._make_report()
+            patient, self._state.patient = self._state.patient, True
+            try:
+                self._report = self._make_report()
+            finally:
+                self._state.patient = patient
         return self._report
 
     def fork(self) -> Session:
@@ -206,9 +217,16 @@ class Session:
         other._errors = dict(self._errors)
         return other
 
-    def adopt(self, report: Report) -> None:
-        """Take the report that a fork made. The caller knows that nothing was set since the fork."""
+    def adopt(self, report: Report) -> bool:
+        """Take the report that a fork made. The caller knows that nothing was set since the fork.
+
+        True when fields or deciding lines were shown with an old recommendation and must be drawn again.
+        """
+        stale = self._state.pending
+        self._state.pending = False
+        self._state.changed()
         self._report = report
+        return stale
 
     def diff(self, path: str | os.PathLike[str] | None = None) -> str:
         """Unified difference between the file that is there and what will be written."""
@@ -323,7 +341,6 @@ class Session:
         else:
             self._errors.pop("gpus", None)
             s.typed.pop("cards", None)
-            s.typed.setdefault("machine", "describe")
 
     def _load_facts(self, path: str) -> None:
         s = self._state
@@ -335,7 +352,6 @@ class Session:
             self._errors["facts_file"] = (path, e.message)
         else:
             s.typed.pop("cards", None)
-            s.typed.setdefault("machine", "file")
 
     def _recall(self, script: str) -> None:
         """Fill in what was answered for this script last time, unless it was typed."""
@@ -434,7 +450,7 @@ class Session:
         micro, steps, _total = s.batch
         if s.batch_misfit:
             warnings.append(_("{why}; it is written as {total}").format(why=s.batch_misfit, total=_total))
-        estimate = self._estimate(self._compose(effective=True).data, warnings)
+        estimate = self._estimate(self._compose(effective=True).data)
         check = self._check(text)
         findings = check.findings
         labels = {f.id: f.label for f in FIELDS}
@@ -445,7 +461,10 @@ class Session:
             blockers.append(
                 _("this is a login node: describe the machine that will train, or give its facts file")
             )
-        blockers += [f"{f.code} {f.message}" for f in findings if f.severity is Severity.ERROR]
+        errors = [f for f in findings if f.severity is Severity.ERROR]
+        refused = [f for f in errors if f.when == "parse" or check.verdict == "rejected"]
+        blockers += [f"{f.code} {f.message}" for f in refused]
+        later = [f"{f.code} {f.message}" for f in errors if f not in refused]
         warnings += self._trainer_warnings()
         return Report(
             estimate=estimate,
@@ -458,7 +477,7 @@ class Session:
             shape=s.shape,
             warnings=tuple(warnings),
             blockers=tuple(blockers),
-            launch_blockers=tuple(self._launch_blockers()),
+            launch_blockers=(*self._launch_blockers(), *later),
             engine=s.get("engine"),
             deepspeed=s.release,
             changed=self._document is None or text != self._document.text,
@@ -484,31 +503,20 @@ class Session:
                 path=it.path, why=it.problem or _("no deepspeed or no torch")
             )
 
-    def _training(self) -> Training:
-        s = self._state
-        method = s.get("method")
-        return Training(
-            micro_batch=s.get("micro_batch"),
-            seq=s.get("seq"),
-            checkpointing=s.get("checkpointing"),
-            attention=s.get("attention"),
-            loop="hf" if s.trainer else "plain",
-            lora_rank=None if method == "full" else s.get("lora_rank"),
-            quant="nf4" if method == "qlora" else "none",
-        )
-
-    def _estimate(self, config: Mapping[str, Any], warnings: list[str]) -> Estimate | None:
+    def _estimate(self, config: Mapping[str, Any]) -> Estimate | None:
         s = self._state
         if s.shape is None or s.used is None:
             return None
-        try:
-            from dstui.config.schema import newest
-            from dstui.estimate.memory import estimate
-        except ImportError:
-            return None
+        from dstui.config.schema import newest
+        from dstui.estimate.memory import estimate
 
         return estimate(
-            s.shape, self._training(), config, s.used, release=s.release or newest(), world_size=s.world
+            s.shape,
+            s.training(s.get("micro_batch")),
+            config,
+            s.used,
+            release=s.release or newest(),
+            world_size=s.world,
         )
 
     def _check(self, text: str) -> FileReport:
@@ -706,14 +714,16 @@ def _decide_model(self: Session) -> str:
 def _decide_stage(self: Session) -> str:
     s = self._state
     stage = s.get("stage")
-    if stage == s.plan[0]:
-        return s.plan[2]
+    if stage == s.plan.stage:
+        return advice.RECOMMEND["stage"](s)[1]
     need, room = advice.states(s, stage, "none"), advice.card(s)
     if need is None or room is None:
-        return s.plan[2]
+        return advice.RECOMMEND["stage"](s)[1]
     return _(
         "Stage {stage}: states {need} of {room} a card without offload; recommended is {best}: {why}"
-    ).format(stage=stage, need=gib(need), room=gib(room), best=s.plan[0], why=s.plan[2])
+    ).format(
+        stage=stage, need=gib(need), room=gib(room), best=s.plan.stage, why=advice.RECOMMEND["stage"](s)[1]
+    )
 
 
 def _decide_offload(self: Session) -> str:

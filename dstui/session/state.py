@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dstui.errors import DstuiError
-from dstui.estimate.inputs import ModelShape
+from dstui.estimate.inputs import ModelShape, Training
 from dstui.facts.model import Facts, Gpu, Interpreter
 from dstui.i18n import _
 from dstui.session import advice, compose, engines
@@ -62,6 +62,11 @@ class State:
         self.base_autos: tuple[str, ...] = ()
         self.preset_name = ""
         self.preset_engine: str | None = None
+        self.patient = True
+        self.pending = False
+        """Whether something was answered with an old plan since ``settled``."""
+        self._plans: dict[Any, advice.Plan] = {}
+        self._last_plan = advice.NO_PLAN
         self._cache: dict[str, Any] = {}
         self._shapes: dict[str, ModelShape | DstuiError] = {}
         self._guesses: dict[tuple[str, int], tuple[str, str] | None] = {}
@@ -73,6 +78,7 @@ class State:
         other.accepted = set(self.accepted)
         other.batch_order = list(self.batch_order)
         other._cache = {}
+        other.patient, other.pending = True, False
         other._shapes = dict(self._shapes)
         other._guesses = dict(self._guesses)
         return other
@@ -333,9 +339,47 @@ class State:
         return int(self.typed.get("seq", 64))
 
     @property
-    def plan(self) -> tuple[int, str, str]:
-        """(stage, offload, deciding line) recommended for this model on this machine."""
+    def micro_argument(self) -> int | None:
+        """``--per_device_train_batch_size`` of the script's arguments."""
+        named = engines.argument(self.args, "per_device_train_batch_size")
+        return int(named) if named and named.isdigit() and int(named) > 0 else None
+
+    @property
+    def given_micro(self) -> int | None:
+        """The micro batch that somebody chose: typed, an argument, the file's; None when it is free."""
+        for value in (self.typed.get("micro_batch"), self.micro_argument, self.stated.get("micro_batch")):
+            if value is not None:
+                return int(value)
+        return 4 if self.get("engine") == "demo" else None
+
+    def training(self, micro: int | None) -> Training:
+        """What the estimate asks about the script; ``micro`` samples a GPU in one forward."""
+        method = self.get("method")
+        return Training(
+            micro_batch=micro,
+            seq=self.get("seq"),
+            checkpointing=self.get("checkpointing"),
+            attention=self.get("attention"),
+            loop="hf" if self.trainer else "plain",
+            lora_rank=None if method == "full" else self.get("lora_rank"),
+            quant="nf4" if method == "qlora" else "none",
+        )
+
+    @property
+    def plan(self) -> advice.Plan:
+        """What is recommended for this model on this machine.
+
+        It takes up to seconds for a large model. A front end that must not wait (``patient`` False) gets the last
+        one until a fork has computed the new one; forks share what they found.
+        """
         if "plan" not in self._cache:
-            self._cache["plan"] = advice.plan(self)
-        found: tuple[int, str, str] = self._cache["plan"]
-        return found
+            key = advice.plan_key(self)
+            found = self._plans.get(key) if key is not None else advice.NO_PLAN
+            if found is None and not self.patient:
+                self.pending = True
+                return self._last_plan
+            if found is None:
+                found = self._plans[key] = advice.plan(self)
+            self._cache["plan"] = self._last_plan = found
+        plan: advice.Plan = self._cache["plan"]
+        return plan
