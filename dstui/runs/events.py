@@ -107,9 +107,8 @@ _MEMORY = re.compile(r"^MA ([\d.]+) GB\s+Max_MA ([\d.]+) GB\s+CA ([\d.]+) GB\s+M
 _PIPE = re.compile(r"^steps: (\d+) loss: ([\d.einfa+-]+) .*?iter time \(s\): ([\d.]+) samples/sec: ([\d.]+)")
 _DICT = re.compile(r"\{'[^{}]*\}")
 _PAIR = re.compile(r"'([\w/ .-]+)': '?([^',}]+)'?")
-_BAR = re.compile(
-    r"^(?:(.*?):? *)?(\d{1,3})%\|[^|]*\| *(\d+)/(\d+) \[[^\]]*?(?:([\d.]+)(it/s|s/it))?[^\]]*\]"
-)
+_BAR = re.compile(r"^(?:(.*?):? *)?(\d{1,3})%\|[^|]*\| *(\d+)/(\d+) \[([^\]]*)\]")
+_RATE = re.compile(r"([\d.]+)(it/s|s/it)")
 _TOTAL = re.compile(r"(?:Total optimization steps|max_steps)\s*[=:]\s*([\d,]+)")
 _FIELD = re.compile(
     r"(?<![\w.])(step|steps|iter|iteration|global_step|loss|train_loss|train/loss|lm loss|lr|learning[ _]rate|"
@@ -326,8 +325,9 @@ class Parser:
         m = _BAR.match(text.strip())
         if not m:
             return None
-        rate = number(m.group(5)) if m.group(5) else None
-        seconds = None if not rate else (rate if m.group(6) == "s/it" else 1 / rate)
+        speed = _RATE.search(m.group(5))
+        rate = number(speed.group(1)) if speed else None
+        seconds = None if not rate or not speed else rate if speed.group(2) == "s/it" else 1 / rate
         return {
             "desc": (m.group(1) or "").strip(" :"),
             "done": int(m.group(3)),
