@@ -98,7 +98,7 @@ def _report(**changes: object) -> Report:
     return replace(report, **changes)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("cells", [43, 60, 100])
+@pytest.mark.parametrize("cells", [38, 60, 100])
 def test_panel_pages_stay_in_their_width(cells: int) -> None:
     report = _report()
     for rows in (

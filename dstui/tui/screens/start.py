@@ -165,7 +165,14 @@ class StartScreen(BaseScreen):
         from dstui.config import presets
 
         return [
-            Item(p.name, _(p.title), p.problem or _(p.when), not p.problem) for p in presets.list_presets()
+            Item(
+                p.name,
+                p.title,
+                p.problem or p.when,
+                not p.problem,
+                p.problem or _("When: {when} Needs: {needs}").format(when=p.when, needs=p.needs),
+            )
+            for p in presets.list_presets()
         ]
 
     # ---- levels
@@ -203,6 +210,9 @@ class StartScreen(BaseScreen):
         else:
             self._leave_level()
             self.dstui.open_run(item.id)
+
+    def on_menu_moved(self, message: Menu.Moved) -> None:
+        self.say(message.item.more if message.item is not None else "")
 
     def on_menu_back(self) -> None:
         if self._level != "main":

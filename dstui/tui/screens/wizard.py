@@ -45,6 +45,12 @@ NAMES: dict[str, str] = {
 """Short names of the steps for the rail."""
 PAGES = ("fit", "findings", "file")
 PAGE_NAMES: dict[str, str] = {"fit": N_("Fit"), "findings": N_("Findings"), "file": N_("File")}
+OFFLOADS: dict[str, str] = {
+    "none": N_("no offload"),
+    "optimizer": N_("offload opt."),
+    "param": N_("offload param."),
+    "both": N_("offload both"),
+}
 SLOW_DECIDING = ("pinned", "review")
 """Steps whose deciding line needs the report."""
 
@@ -253,7 +259,7 @@ class WizardScreen(BaseScreen):
         rows = [
             chosen["engine"],
             f"ZeRO {values['stage'].value}",
-            _("offload {what}").format(what=chosen["offload"]),
+            _(OFFLOADS[values["offload"].value]),
             f"{chosen['precision']}",
             _("batch {n}").format(n=values["global_batch"].text),
         ]
@@ -306,8 +312,14 @@ class WizardScreen(BaseScreen):
         deciding = ""
         if self._fresh or step.id not in SLOW_DECIDING:
             deciding = self.session.deciding(step.id)
+        if step.id == "review" and self._report is not None and deciding:
+            estimate = self._report.estimate
+            if not self._report.blockers and estimate is not None and not estimate.reason:
+                deciding = panel.verdict_word(estimate)[0]
         rows = [line((" " + title, "title"), " " * gap, (right, "dim"))]
         rows += wrapped(deciding, cells - 1, "strong", " ", limit=2, cut=self.glyphs.cut)
+        tall = self.size.height >= 30
+        head.styles.height = 2 if step.id == "review" and not tall else 4 if tall else 3
         head.show(rows)
 
     def _draw_help(self) -> None:

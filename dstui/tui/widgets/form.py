@@ -84,6 +84,8 @@ class Form(LineView):
             self._top = 0
             self._fields = tuple(fields)
             self._cursor = self._cursors.get(step, self._first())
+            if self.field is not None:
+                self._on_chosen(self.field)
         item = self._item()
         self._fields = tuple(fields)
         self._typing = typing
@@ -428,11 +430,13 @@ class Form(LineView):
         self.reveal(*here)
 
     def _label_width(self) -> int:
+        if len(self._fields) == 1:  # the title of the step is its label
+            return 0
         longest = max((width(f.label) for _n, f in self._shown()), default=0)
         return min(longest + 1, max(12, self.size.width // 3))
 
     def _label(self, f: FieldView, cells: int, current: bool) -> Span:
-        return (" " + pad(f.label, cells - 1, self.glyphs.cut), "strong" if current else "")
+        return (" " + pad(f.label, cells - 1, self.glyphs.cut) if cells else "", "strong" if current else "")
 
     def _options(self, n: int, f: FieldView, label_width: int, item: _Item | None) -> list[Line]:
         g = self.glyphs
@@ -450,14 +454,7 @@ class Form(LineView):
             name = pad(clip_middle(o.label, names, g.cut), names)
             note = o.note if o.enabled else o.why_not or o.note
             best = f.kind == "choice" and o.enabled and o.value == f.recommended and f.recommended is not None
-            tail: list[Span] = []
-            room = free - names - 2
-            if best and room > 4:
-                word = clip(_("recommended"), room, g.cut)
-                tail.append(("  " + word, "accent"))
-                room -= width(word) + 2
-            if note and room > 4:
-                tail.append(("  " + clip(note, room, g.cut), "dim"))
+            tail = self._tail(note, best, chosen, free - names - 2)
             rows.append(
                 line(
                     label,
@@ -468,6 +465,24 @@ class Form(LineView):
                 )
             )
         return rows
+
+    def _tail(self, note: str, best: bool, chosen: bool, room: int) -> list[Span]:
+        """After an option's name: its note, and the word that it is the recommended one.
+
+        The word comes first where something else is chosen; else only if the note leaves it room.
+        """
+        g = self.glyphs
+        word = _("recommended") if best else ""
+        if word and chosen and note and width(note) + 2 + width(word) > room:
+            word = ""
+        tail: list[Span] = []
+        if word and room > 4:
+            word = clip(word, room, g.cut)
+            tail.append(("  " + word, "accent"))
+            room -= width(word) + 2
+        if note and room > 4:
+            tail.append(("  " + clip(note, room, g.cut), "dim"))
+        return tail
 
     def _one(self, f: FieldView, label_width: int, current: bool) -> Line:
         g = self.glyphs
@@ -512,7 +527,7 @@ class Form(LineView):
         """Unit, and the recommended value where it differs."""
         g = self.glyphs
         parts = [f.unit] if f.unit else []
-        if f.recommended is not None and f.value != f.recommended and f.kind not in LISTS:
+        if f.recommended not in (None, "") and f.value != f.recommended and f.kind not in LISTS:
             value = (_("yes") if f.recommended else _("no")) if f.kind == "bool" else str(f.recommended)
             parts.append(_("recommended: {value}").format(value=value))
         free = self.size.width - self._label_width() - 8 - width(shown)

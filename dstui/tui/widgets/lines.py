@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from rich.cells import cell_len
 from rich.segment import Segment
 from textual.events import Resize
 from textual.geometry import Region
@@ -114,9 +115,14 @@ class LineView(Widget):
         if len(old) != len(new):
             self.refresh()
             return
-        changed = [y for y, (a, b) in enumerate(zip(old, new, strict=True)) if a != b]
+        width = self.size.width
+        changed = [
+            Region(0, y, min(width, end), 1)
+            for y, (a, b) in enumerate(zip(old, new, strict=True))
+            if a != b and (end := changed_until(a, b))
+        ]
         if changed:
-            self.refresh(*(Region(0, y, self.size.width, 1) for y in changed))
+            self.refresh(*changed)
 
     def render_line(self, y: int) -> Strip:
         row: Line = self._painted[y] if 0 <= y < len(self._painted) else BLANK
@@ -140,6 +146,32 @@ class LineView(Widget):
 
     def key_end(self) -> None:
         self.scroll_rows(len(self._content))
+
+
+def _cells(row: Line) -> list[tuple[str, int, str]]:
+    """One entry a cell: character, which half of it, style. A blank has no style unless it is reversed."""
+    out: list[tuple[str, int, str]] = []
+    for text, role in row:
+        reverse = bool(ROLES[role].reverse)
+        for ch in text:
+            shown = role if ch != " " or reverse else ""
+            out += [(ch, half, shown) for half in range(cell_len(ch))]
+    return out
+
+
+def changed_until(old: Line, new: Line) -> int:
+    """Number of cells from the left that cover every difference; 0 when both look the same.
+
+    Textual repaints from a widget's left edge, so what is equal at the end of a row is what can be saved.
+    """
+    a, b = _cells(old), _cells(new)
+    count = max(len(a), len(b))
+    blank = (" ", 0, "")
+    a += [blank] * (count - len(a))
+    b += [blank] * (count - len(b))
+    while count and a[count - 1] == b[count - 1]:
+        count -= 1
+    return count
 
 
 def _merged(row: Line) -> list[tuple[str, str]]:

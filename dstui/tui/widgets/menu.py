@@ -9,18 +9,22 @@ from textual.events import Resize
 from textual.message import Message
 
 from dstui.tui import actions
-from dstui.tui.text import Line, clip, line, pad, width, wrapped
+from dstui.tui.text import Line, clip, line, pad, width
 from dstui.tui.widgets.lines import LineView
 
 
 @dataclass(frozen=True)
 class Item:
-    """``id`` is what ``Menu.Chosen`` carries; a disabled item says in ``note`` why."""
+    """``id`` is what ``Menu.Chosen`` carries; a disabled item says in ``note`` why.
+
+    ``more`` is for the message rows of the screen, where the note has no room to be read whole.
+    """
 
     id: str
     title: str
     note: str = ""
     enabled: bool = True
+    more: str = ""
 
 
 class Menu(LineView):
@@ -58,6 +62,7 @@ class Menu(LineView):
         ids = [i.id for i in items]
         self._at = ids.index(wanted) if wanted in ids else 0
         self._draw()
+        self.post_message(self.Moved(self.item))
 
     def on_resize(self, event: Resize) -> None:
         super().on_resize(event)
@@ -66,30 +71,21 @@ class Menu(LineView):
     def _draw(self) -> None:
         g = self.glyphs
         cells = self.size.width
-        names = min(max((width(i.title) for i in self._items), default=0), max(12, cells // 2))
+        names = min(max((width(i.title) for i in self._items), default=0), max(12, cells * 2 // 5))
         rows: list[Line] = []
-        first = last = 0
         for n, item in enumerate(self._items):
             on_it = n == self._at
             role = "cursor" if on_it else "strong" if item.enabled else "dim"
-            if on_it:
-                first = len(rows)
             room = cells - names - 7
-            notes = [clip(item.note, room, g.cut)]
-            if on_it and width(item.note) > room:  # the whole note of the item under the cursor
-                notes = ["".join(t for t, _r in row) for row in wrapped(item.note, room, limit=3, cut=g.cut)]
             rows.append(
                 line(
                     (f" {g.cursor if on_it else ' '} ", "key"),
                     (f" {pad(item.title, names, g.cut)} ", role),
-                    ("  " + notes[0], "" if on_it else "dim"),
+                    ("  " + clip(item.note, room, g.cut), "" if on_it else "dim"),
                 )
             )
-            rows += [line(" " * (names + 7) + note) for note in notes[1:]]
-            if on_it:
-                last = len(rows) - 1
         self.show(rows)
-        self.reveal(first, last)
+        self.reveal(self._at)
 
     def _move(self, delta: int) -> None:
         target = self._at + delta

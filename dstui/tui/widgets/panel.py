@@ -11,7 +11,7 @@ from dstui.rules.diagnostic import Finding
 from dstui.session.model import Report
 from dstui.tui.terminal import Glyphs
 from dstui.tui.text import SEVERITY_ROLE, Line, clip, line, pad, width, wrapped
-from dstui.units import gib
+from dstui.units import GiB, MiB, gib
 
 VERDICTS: dict[str, tuple[str, str]] = {
     "fits": (N_("fits"), "good"),
@@ -178,7 +178,11 @@ def _memory(name: str, r: Range, capacity: int | None, cells: int, g: Glyphs, bi
 
 
 def _span(r: Range) -> str:
-    return f"{gib(r.expected)}  ({gib(r.low)} - {gib(r.high)})"
+    """``28.3 GiB  25.5-32.6``: expected, and the range in the same unit."""
+    unit = gib(r.expected).partition(" ")[2]
+    size = GiB if unit == "GiB" else MiB
+    digits = 1 if unit == "GiB" else 0
+    return f"{gib(r.expected)}  {r.low / size:.{digits}f}-{r.high / size:.{digits}f}"
 
 
 def _amount(name: str, value: str, cells: int, g: Glyphs) -> Line:
