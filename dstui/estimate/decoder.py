@@ -566,6 +566,7 @@ class _Builder:
         program.forward, program.output = tape.ops, out.slot
         # a recomputation stops at the last save and loses its local names there
         program.recompute = [*tape.ops[: tape.cut], *((FREE, slot, 0, 0) for slot in tape.cut_frees)]
+        program.input_saved = x is not None and x.saves > 0
         tape.ops = []
         seed = Grad(tape.slot())
         seed.refs = 1
@@ -574,5 +575,4 @@ class _Builder:
         program.backward = tape.ops
         program.grad_input = -1 if result is None else result.slot
         program.slots = max(tape.slots, quiet.slots)
-        program.input_saved = x is not None and x.saves > 0
         return program
