@@ -1085,7 +1085,7 @@ def _plain_exit(case: _Case) -> Iterator[_Finding]:
         return
     evidence = [case.line(e.offset, e.text) for e in case.of("rank_exit")[:1]]
     for line in reversed(case.tail[-200:]):
-        if re.search(r"^usage: |error: |Error", line.text) and "return code" not in line.text:
+        if re.search(r"^usage: |: error: ", line.text):
             evidence.insert(0, case.line(line.offset, line.text))
             break
     yield _Finding(

@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dstui.runs import causes
+from dstui.runs.diagnose import diagnose, diagnose_run
+from dstui.runs.processes import here
+from dstui.runs.store import RunDir, write_json
+
+LOGS = Path(__file__).parent.parent / "data" / "logs"
+CONFIG = {
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_accumulation_steps": 1,
+    "zero_optimization": {
+        "stage": 3,
+        "offload_optimizer": {"device": "cpu"},
+        "offload_param": {"device": "cpu", "pinned": True},
+    },
+}
+
+
+def make_run(tmp_path: Path, log: str, exit_data: dict[str, Any] | None, config: Any = CONFIG) -> RunDir:
+    """A run directory as the supervisor leaves it."""
+    path = tmp_path / "abc2-1129-1920"
+    (path / "samples").mkdir(parents=True)
+    place = here()
+    write_json(
+        path / "manifest.json",
+        {
+            "schema_version": 1,
+            "id": path.name,
+            "created_at": time.time(),
+            "world_size": 2,
+            "command": ["deepspeed", "train.py"],
+            "host": place.host,
+            "boot_id": place.boot_id,
+            "pid_namespace": place.pid_namespace,
+            "supervisor": {"pid": 999_999_999, "start_time": 1},
+            "launcher": {"pid": 999_999_998, "start_time": 1},
+        },
+    )
+    (path / "out.log").write_text(log)
+    if config is not None:
+        write_json(path / "config.json", config)
+    if exit_data is not None:
+        write_json(path / "exit.json", {"schema_version": 1, **exit_data})
+    return RunDir(path)
+
+
+def failed(code: int, rank: int = 1, **more: Any) -> dict[str, Any]:
+    return {"outcome": "failed", "code": 1, "rank_code": code, "first_rank": rank, "oom_kills": {}, **more}
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "checkpoint"),
+    [
+        ("raise", "DR710", None),
+        ("kill", "DR401", 4),
+        ("nan", "DR601", None),
+        ("extra", "DR705", 4),  # offload_param.pinned: a pinned-memory key
+        ("stage", "DR705", 1),
+        ("both", "DR705", None),
+        ("batch", "DR301", 3),
+        ("dup", "DR706", None),
+        ("broken", "DR706", None),
+        ("nofile", "DR706", None),
+        ("segv", "DR712", None),
+        ("exit", "DR711", None),
+        ("disk", "DR901", None),
+        ("module", "DR704", None),
+        ("term", "DR721", None),
+        ("nocc", "DR701", None),
+    ],
+)
+def test_real_logs_of_failed_runs(name: str, code: str, checkpoint: int | None) -> None:
+    found = diagnose(LOGS / f"{name}.log")
+    assert found.cause is not None
+    assert (found.cause.code, found.cause.checkpoint) == (code, checkpoint)
+    assert found.cause.certainty != "certain"  # the text of a log alone never is
+    assert found.evidence
+    text = (LOGS / f"{name}.log").read_text().splitlines()
+    for e in found.evidence:
+        if e.file.endswith(".log") and e.line is not None:
+            first = e.text.splitlines()[0][:60]
+            assert first in text[e.line - 1].replace("[rank0]: ", "").replace("[rank1]: ", "")
+
+
+@pytest.mark.parametrize("name", ["ok", "hf-ok"])
+def test_healthy_logs_have_no_cause(name: str) -> None:
+    found = diagnose(LOGS / f"{name}.log")
+    assert (found.outcome, found.cause, found.evidence) == ("finished", None, ())
+
+
+def test_gpu_truth(shared: Path) -> None:
+    logs = shared / "truth" / "logs"
+    oom = diagnose(
+        logs / "ds-oom.log", {"train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 2}}
+    )
+    assert oom.cause is not None
+    assert (oom.cause.code, oom.cause.checkpoint, oom.outcome) == ("DR102", 1, "failed")
+    assert "139.8 GiB" in oom.cause.detail
+    assert oom.evidence[0].line == 90
+    edits = [dict(e) for f in oom.fixes for e in f.edits]
+    assert {"op": "replace", "path": "/train_micro_batch_size_per_gpu", "value": 4} in edits
+    assert {"op": "replace", "path": "/zero_optimization/stage", "value": 3} in edits
+    kill = diagnose(logs / "ds-kill.log")
+    assert kill.cause is not None
+    assert (kill.cause.code, kill.cause.certainty) == ("DR401", "likely")
+    for name in ("ds-wall.log", "hf-ok.log"):
+        assert diagnose(logs / name).cause is None, name
+
+
+def test_the_first_failing_rank_counts_and_its_peers_only_lost_it() -> None:
+    found = diagnose(LOGS / "raise.log")
+    assert found.cause is not None
+    assert "the labels of row 17" in found.cause.detail
+    assert "failing.py" in found.cause.detail
+
+
+@pytest.mark.parametrize(
+    ("kills", "code", "certainty"),
+    [
+        ({"cgroup": 1, "system": 1}, "DR401", "certain"),
+        ({"cgroup": 0, "system": 2}, "DR401", "likely"),
+        ({"cgroup": 0, "system": 0}, "DR721", "likely"),
+        ({"cgroup": None, "system": None}, "DR401", "likely"),
+    ],
+)
+def test_sigkill_is_judged_by_the_kernels_count(
+    tmp_path: Path, kills: Any, code: str, certainty: str
+) -> None:
+    run = make_run(tmp_path, (LOGS / "kill.log").read_text(), failed(-9, oom_kills=kills))
+    found = diagnose_run(run)
+    assert found.cause is not None
+    assert (found.cause.code, found.cause.certainty) == (code, certainty)
+    if code == "DR401":
+        edits = [dict(e) for f in found.fixes for e in f.edits]
+        assert {"op": "remove", "path": "/zero_optimization/offload_param"} in edits
+
+
+def test_the_record_of_the_supervisor_makes_it_certain(tmp_path: Path) -> None:
+    run = make_run(tmp_path, (LOGS / "extra.log").read_text(), failed(1))
+    found = diagnose_run(run)
+    assert found.cause is not None and found.cause.certainty == "certain"
+    assert {"op": "remove", "path": "/zero_optimization/offload_param/pinned"} in [
+        dict(e) for f in found.fixes for e in f.edits
+    ]
+
+
+def test_stopped_by_a_person(tmp_path: Path) -> None:
+    run = make_run(
+        tmp_path,
+        (LOGS / "ok.log").read_text(),
+        {"outcome": "stopped", "code": 1, "rank_code": None, "stopped_by": {"user": "ann", "host": "n1"}},
+    )
+    found = diagnose_run(run)
+    assert found.outcome == "stopped"
+    assert found.cause is not None
+    assert (found.cause.code, found.cause.certainty) == ("DR720", "certain")
+    assert "ann" in found.cause.detail
+
+
+def test_launcher_killed(tmp_path: Path) -> None:
+    exit_data = {
+        "outcome": "failed",
+        "code": None,
+        "rank_code": None,
+        "launcher_signal": "SIGKILL",
+        "reason": "the launcher (pid 5) was killed by SIGKILL",
+    }
+    found = diagnose_run(make_run(tmp_path, "step 1 loss 2.0\n", exit_data))
+    assert found.cause is not None and found.cause.code == "DR722"
+
+
+def test_unknown_is_an_answer(tmp_path: Path) -> None:
+    exit_data = {
+        "outcome": "failed",
+        "code": 1,
+        "rank_code": None,
+        "reason": "the launcher exited with code 1",
+    }
+    assert diagnose_run(make_run(tmp_path, "nothing said\n", exit_data)).cause is None
+    assert diagnose("hello\nworld\n", text=True).cause is None
+
+
+def traceback(kind: str, message: str, *frames: tuple[str, str]) -> str:
+    lines = [
+        "[rank0]: Traceback (most recent call last):",
+        '[rank0]:   File "/home/u/train.py", line 5, in <module>',
+    ]
+    lines += [f'[rank0]:   File "/v/site-packages/{file}", line 7, in {name}' for file, name in frames]
+    return "\n".join([*lines, f"[rank0]: {kind}: {message}"]) + "\n"
+
+
+OOM = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 1.00 GiB is free. Including non-PyTorch memory, this process has {mine} GiB memory in use. Of the allocated memory 60.00 GiB is allocated by PyTorch, and {cached} GiB is reserved by PyTorch but unallocated."
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (traceback("torch.OutOfMemoryError", OOM.format(mine=78, cached=1), ("deepspeed/__init__.py", "initialize"), ("deepspeed/runtime/engine.py", "__init__")), "DR101"),
+        (traceback("torch.OutOfMemoryError", OOM.format(mine=78, cached=1), ("transformers/modeling_utils.py", "from_pretrained")), "DR101"),
+        (traceback("torch.OutOfMemoryError", OOM.format(mine=78, cached=1), ("deepspeed/runtime/engine.py", "forward")), "DR102"),
+        (traceback("torch.cuda.OutOfMemoryError", OOM.format(mine=78, cached=1), ("deepspeed/runtime/engine.py", "backward"), ("torch/autograd/__init__.py", "backward")), "DR102"),
+        (traceback("torch.OutOfMemoryError", OOM.format(mine=78, cached=1), ("deepspeed/runtime/engine.py", "step"), ("torch/optim/adamw.py", "step")), "DR103"),
+        (traceback("torch.OutOfMemoryError", OOM.format(mine=20, cached=1), ("deepspeed/runtime/engine.py", "forward")), "DR104"),
+        (traceback("torch.distributed.DistNetworkError", "The server socket has failed to listen on any local network address. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use", ("torch/distributed/rendezvous.py", "_create_c10d_store")), "DR503"),
+        (traceback("ValueError", "invalid literal for int() with base 10: '0a'", ("deepspeed/ops/op_builder/builder.py", "filter_ccs")), "DR703"),
+        (traceback("deepspeed.ops.op_builder.builder.MissingCUDAException", "CUDA_HOME does not exist, unable to compile CUDA op(s)", ("deepspeed/ops/op_builder/builder.py", "assert_torch_info")), "DR702"),
+        (traceback("deepspeed.ops.op_builder.builder.CUDAMismatchException", ">- DeepSpeed Op Builder: Installed CUDA version 12.1 does not match the version torch was compiled with 13.0", ("deepspeed/ops/op_builder/builder.py", "assert_no_cuda_mismatch")), "DR702"),
+        (traceback("RuntimeError", "Error building extension 'cpu_adam'", ("torch/utils/cpp_extension.py", "_run_ninja_build")), "DR701"),
+        (traceback("deepspeed.runtime.zero.utils.ZeRORuntimeException", "You are using ZeRO-Offload with a client provided optimizer (<class 'torch.optim.adamw.AdamW'>) which in most cases will yield poor performance. Please either use deepspeed.ops.adam.DeepSpeedCPUAdam or set an optimizer in your ds-config", ("deepspeed/runtime/engine.py", "_configure_optimizer")), "DR201"),
+        (traceback("Exception", "Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.", ("deepspeed/runtime/fp16/loss_scaler.py", "update_scale")), "DR602"),
+        (traceback("RuntimeError", "CUDA error: device-side assert triggered", ("torch/nn/functional.py", "embedding")), "DR801"),
+        (traceback("RuntimeError", "No CUDA GPUs are available", ("torch/cuda/__init__.py", "_lazy_init")), "DR707"),
+        (traceback("RuntimeError", "DataLoader worker (pid 44) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory.", ("torch/utils/data/dataloader.py", "_try_get_data")), "DR403"),
+        (traceback("RuntimeError", "DataLoader worker (pid(s) 44) exited unexpectedly", ("torch/utils/data/dataloader.py", "_try_get_data")), "DR802"),
+        (traceback("AssertionError", "no_sync context manager is incompatible with gradient partitioning logic of ZeRO stage 2", ("deepspeed/runtime/engine.py", "no_sync")), "DR302"),
+        (traceback("FileNotFoundError", "[Errno 2] No such file or directory: 'data/train.json'", ("datasets/load.py", "load_dataset")), "DR803"),
+        ("mlock failed to allocate 1048576 bytes with error no 12 msg Cannot allocate memory\n[2026-11-29 18:00:00,250] [ERROR] [launch.py:259:sigkill_handler] ['p', '--local_rank=0'] exits with return code = -6\n", "DR402"),
+        ("[2026-11-29 18:00:00,250] [INFO] [launch.py:170:main] dist_world_size=2\n[rank1]:[E1129 ProcessGroupNCCL.cpp:685] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600029 milliseconds before timing out.\n[2026-11-29 18:10:00,250] [ERROR] [launch.py:259:sigkill_handler] ['p', '--local_rank=1'] exits with return code = -6\n", "DR501"),
+    ],
+)  # fmt: skip
+def test_known_messages(text: str, code: str) -> None:
+    if "return code" not in text:
+        text += "[2026-11-29 18:00:00,250] [ERROR] [launch.py:259:sigkill_handler] ['p', '--local_rank=0'] exits with return code = 1\n"
+    found = diagnose(text, CONFIG, text=True)
+    assert found.cause is not None
+    assert found.cause.code == code
+    assert found.cause.certainty in ("likely", "possible")
+
+
+def test_a_timeout_names_the_rank_that_is_missing() -> None:
+    text = (
+        "[2026-11-29 18:00:00,250] [INFO] [launch.py:170:main] dist_world_size=2\n"
+        "[rank1]:[E1129 ProcessGroupNCCL.cpp:685] [Rank 1] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=2, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600029 milliseconds\n"
+        "[2026-11-29 18:10:00,250] [ERROR] [launch.py:259:sigkill_handler] ['p', '--local_rank=1'] exits with return code = -6\n"
+    )
+    found = diagnose(text, text=True)
+    assert found.cause is not None
+    assert "rank 0" in found.cause.detail
+    assert "600 s" in found.cause.detail
+
+
+def test_every_edit_applies_to_the_config() -> None:
+    from dstui.config.document import Document
+
+    document = Document.parse(json.dumps(CONFIG, indent=1))
+    seen = 0
+    for name in sorted(LOGS.glob("*.log")):
+        for fix in diagnose(name, CONFIG).fixes:
+            if fix.edits:
+                document.edited(list(fix.edits))
+                seen += 1
+    assert seen >= 3
+
+
+def test_json_is_what_the_contract_says() -> None:
+    data = diagnose(LOGS / "extra.log", CONFIG).to_json()
+    assert data["schema_version"] == 1
+    assert data["outcome"] == "failed"
+    assert set(data["cause"]) >= {"code", "name", "checkpoint", "certainty"}
+    assert set(data["evidence"][0]) == {"file", "line", "text"}
+    assert set(data["fixes"][0]) == {"title", "edits", "price"}
+    assert isinstance(data["others"], list)
+    json.dumps(data)
+
+
+def test_a_big_log_is_read_in_bounded_time(tmp_path: Path) -> None:
+    path = tmp_path / "big.log"
+    block = b"step 1 loss 2.0 lr 0.1 and some more words\n" * 20_000
+    with path.open("wb") as f:
+        while f.tell() < 60 << 20:
+            f.write(block)
+        f.write((LOGS / "raise.log").read_bytes())
+    start = time.perf_counter()
+    found = diagnose(path)
+    assert found.cause is not None and found.cause.code == "DR710"
+    assert time.perf_counter() - start < 20
+
+
+def test_every_cause_has_a_page() -> None:
+    codes = [c.code for c in causes.all_causes()]
+    assert len(set(codes)) == len(codes)
+    for cause in causes.all_causes():
+        assert cause.code.startswith(f"DR{cause.checkpoint}") if cause.checkpoint else cause.code[2] in "6789"
+        page = cause.page()
+        assert cause.name in page and cause.do[:20] in page
+        assert causes.find(cause.code.lower()) is cause is causes.find(cause.name)
+    assert causes.find("DR999") is None
