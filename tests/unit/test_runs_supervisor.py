@@ -1,0 +1,354 @@
+"""The supervisor with real processes but without DeepSpeed: how runs end, are stopped and are logged."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dstui.errors import DstuiError
+from dstui.facts.model import Facts, Interpreter
+from dstui.plain import logs
+from dstui.runs import store
+from dstui.runs.control import stop
+from dstui.runs.processes import alive, descendants, marked, send
+from dstui.runs.spec import RunSpec
+from dstui.runs.start import start
+from dstui.runs.store import RunDir
+
+FACTS = Facts(gpus=(), interpreters=(Interpreter(sys.executable, "option", "3.11.0"),))
+LAUNCHER = """
+import os, subprocess, sys, time
+ranks = [
+    subprocess.Popen([sys.executable, "-u", sys.argv[1]], env={**os.environ, "RANK": str(r), "LOCAL_RANK": str(r)})
+    for r in range(2)
+]
+while True:  # as DeepSpeed's launch: the first bad rank ends the others
+    codes = [p.poll() for p in ranks]
+    bad = next((c for c in codes if c), None)
+    if bad is not None:
+        for p in ranks:
+            p.terminate()
+        for p in ranks:
+            p.wait()
+        sys.exit(bad)
+    if codes == [0, 0]:
+        sys.exit(0)
+    time.sleep(0.5)
+"""
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Callable[..., RunDir]]:
+    runs: list[RunDir] = []
+    (tmp_path / "launcher.py").write_text(LAUNCHER)
+
+    def go(source: str, *args: str, ranks: bool = False, **more: Any) -> RunDir:
+        (tmp_path / "train.py").write_text(source)
+        if ranks:  # what stands for torchrun: an interpreter that starts the launcher above
+            wrapper = tmp_path / "python"
+            wrapper.write_text(f"#!/bin/sh\nexec {sys.executable} -u launcher.py train.py\n")
+            wrapper.chmod(0o755)
+            more |= {"python": str(wrapper), "launcher": "torchrun"}
+        spec = RunSpec("train.py", args, **{"launcher": "python", "cwd": str(tmp_path), **more})
+        runs.append(start(spec, FACTS, preflight=False))
+        return runs[-1]
+
+    yield go
+    for run in runs:
+        if run.path.exists() and not run.has_ended():
+            stop(run, now=True)
+        for p in marked(run.id):
+            send(p, signal.SIGKILL)
+
+
+def until(condition: Callable[[], Any], seconds: float = 15) -> Any:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"not within {seconds} s")
+
+
+def ended(run: RunDir, seconds: float = 30) -> dict[str, Any]:
+    return until(lambda: run.exit, seconds)
+
+
+def says(run: RunDir, text: str) -> None:
+    until(lambda: text in run.out_log.read_text(errors="replace"))
+
+
+def events(run: RunDir) -> list[str]:
+    return [json.loads(line)["event"] for line in run.events_path.read_text().splitlines()]
+
+
+def test_finished(begin: Callable[..., RunDir]) -> None:
+    run = begin("print('hello')")
+    last = ended(run)
+    assert (last["outcome"], last["code"], last["signal"]) == ("finished", 0, None)
+    assert run.out_log.read_text() == "hello\n"
+    assert last["started_at"] <= last["ended_at"] <= time.time()
+    assert events(run)[-1] == "exit"
+    assert run.supervisor_log.read_text() == ""
+    assert not (run.path / ".exit.reserve").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "signal_"),
+    [
+        ("import sys; sys.exit(3)", 3, None),
+        ("1/0", 1, None),
+        ("import os; os.kill(os.getpid(), 9)", None, "SIGKILL"),
+        ("import os; os.abort()", None, "SIGABRT"),
+    ],
+)
+def test_failed(begin: Callable[..., RunDir], source: str, code: int | None, signal_: str | None) -> None:
+    last = ended(begin(source))
+    assert (last["outcome"], last["code"], last["signal"]) == ("failed", code, signal_)
+    assert last["reason"]
+
+
+def test_each_ranks_code_is_seen_though_the_launcher_hides_it(begin: Callable[..., RunDir]) -> None:
+    run = begin(
+        "import os, time; time.sleep(2); os.kill(os.getpid(), 9) if os.environ['RANK'] == '1' else time.sleep(60)",
+        ranks=True,
+    )
+    last = ended(run)
+    assert last["first_rank"] == 1 and last["rank_code"] == -9 and last["signal"] == "SIGKILL"
+    assert [r["rank"] for r in last["ranks"]] == [0, 1] and last["ranks"][1]["code"] == -9
+    assert last["ranks"][0]["code"] in (-15, None)  # its launcher may reap it before anyone can look
+    assert "rank 1 killed by SIGKILL" in last["reason"]
+
+
+def test_the_launchers_word_counts_when_a_rank_was_too_quick(begin: Callable[..., RunDir]) -> None:
+    run = begin("print('[...] exits with return code = -11')")
+    last = ended(run)
+    assert (last["outcome"], last["rank_code"], last["signal"]) == ("failed", -11, "SIGSEGV")
+
+
+def test_stop_reaches_everything_also_what_hides(begin: Callable[..., RunDir]) -> None:
+    """A grandchild that left the session and its parents is still the run's."""
+    run = begin(
+        "import os, subprocess, sys, time\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    subprocess.Popen([sys.executable, '-c', 'import os, time; os.fork() and os._exit(0); os.setsid(); time.sleep(99)'])\n"
+        "print('up', flush=True)\ntime.sleep(99)\n",
+        ranks=True,
+    )
+    until(lambda: run.out_log.read_text().count("up") == 2 and len(marked(run.id)) >= 4)
+    time.sleep(0.3)
+    done = stop(run)
+    assert done.ended and done.state == "stopped"
+    assert marked(run.id) == []
+    last = run.exit or {}
+    assert last["outcome"] == "stopped" and last["stopped_by"]["pid"] == os.getpid()
+    assert stop(run).already
+
+
+def test_a_stubborn_run_is_killed(begin: Callable[..., RunDir]) -> None:
+    run = begin(
+        "import signal, time\n"
+        "for s in (signal.SIGINT, signal.SIGTERM): signal.signal(s, lambda *_: print('no', flush=True))\n"
+        "print('up', flush=True)\nwhile True: time.sleep(1)\n"
+    )
+    says(run, "up")
+    began = time.monotonic()
+    assert stop(run, now=True).state == "stopped"
+    assert 2 < time.monotonic() - began < 10  # TERM, 3 s, KILL
+    last = run.exit or {}
+    assert last["outcome"] == "stopped" and last["launcher_signal"] == "SIGKILL"
+
+
+def test_a_graceful_end_within_a_stop_is_a_stop(begin: Callable[..., RunDir]) -> None:
+    run = begin(
+        "import time\nprint('up', flush=True)\n"
+        "try: time.sleep(99)\nexcept KeyboardInterrupt: print('saved', flush=True)\n"
+    )
+    says(run, "up")
+    assert stop(run).state == "stopped"
+    assert "saved" in run.out_log.read_text() and (run.exit or {})["code"] == 0
+
+
+def test_a_request_file_is_enough(begin: Callable[..., RunDir]) -> None:
+    """As a stop from another host arrives: no signal, only a file."""
+    run = begin("import time; print('up', flush=True); time.sleep(99)")
+    says(run, "up")
+    (run.requests_dir / "nonsense.json").write_text("{")
+    (run.requests_dir / "other.json").write_text('{"request": "dance"}')
+    until(lambda: events(run).count("request_refused") == 2)
+    assert store.state(run) == "running"
+    request = {"request": "stop", "now": False, "by": {"host": "elsewhere"}}
+    (run.requests_dir / "stop-1.json").write_text(json.dumps(request))
+    assert ended(run, 10)["stopped_by"] == {"host": "elsewhere"}
+
+
+def test_shutdown_of_the_machine_is_a_stop(begin: Callable[..., RunDir]) -> None:
+    run = begin("import time; print('up', flush=True); time.sleep(99)")
+    says(run, "up")
+    supervisor = run.process("supervisor")
+    assert supervisor is not None
+    send(supervisor, signal.SIGTERM)
+    assert ended(run, 10)["stopped_by"] == {"signal": "SIGTERM", "to": "supervisor"}
+
+
+def test_lost_is_never_given_a_code(begin: Callable[..., RunDir]) -> None:
+    run = begin("import time; print('up', flush=True); time.sleep(99)")
+    says(run, "up")
+    supervisor, launcher = run.process("supervisor"), run.process("launcher")
+    assert supervisor is not None and launcher is not None
+    send(supervisor, signal.SIGKILL)
+    until(lambda: store.state(run) == "lost")
+    assert alive(launcher)
+    done = stop(run)
+    assert done.ended and done.state == "lost" and launcher.pid in done.killed
+    assert not alive(launcher) and run.exit is None
+    assert stop(run).already
+
+
+def test_what_the_training_sees(
+    begin: Callable[..., RunDir], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller's whole environment and umask, its directory; SIGHUP ignored, SIGINT not; no terminal."""
+    monkeypatch.setenv("MY_SECRET", "s3cret")
+    (tmp_path / "json.py").write_text("raise SystemExit('shadowed')")  # must not reach the supervisor
+    before = os.umask(0o027)
+    old = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as under `nohup sh -c '... &'`
+    try:
+        run = begin(
+            "import os, signal, sys\n"
+            "print(os.environ['MY_SECRET'], os.environ['ADDED'], os.getcwd())\n"
+            "print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN, signal.getsignal(signal.SIGINT) is signal.default_int_handler)\n"
+            "print(os.getsid(0) == os.getpid(), sys.stdin.read() == '', os.environ['DSTUI_RUN_ID'])\n"
+            "open('out', 'w').close()\n",
+            env={"ADDED": "also s3cret", "ADDED_KEY": "s3cret"},
+        )
+        ended(run)
+    finally:
+        os.umask(before)
+        signal.signal(signal.SIGINT, old)
+    assert run.out_log.read_text().splitlines() == [
+        f"s3cret also s3cret {tmp_path}",
+        "True True",
+        f"True True {run.id}",
+    ]
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o640
+    written = "".join(p.read_text() for p in run.path.glob("*.json"))
+    assert '"ADDED_KEY": "***"' in written
+    assert written.count("s3cret") == 1  # ADDED: its name is no secret's
+
+
+def test_a_launcher_that_cannot_start(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    spec = RunSpec("train.py", launcher="python", python="/nowhere/python", cwd=str(tmp_path))
+    with pytest.raises(DstuiError, match="did not start"):
+        start(spec, FACTS, preflight=False)
+    run = store.find_run("last")
+    assert store.state(run) == "failed" and "/nowhere/python" in (run.exit or {})["reason"]
+
+
+def test_small_and_quiet(begin: Callable[..., RunDir]) -> None:
+    run = begin("import time; print('up', flush=True); time.sleep(99)")
+    says(run, "up")
+    time.sleep(2)
+    supervisor = run.process("supervisor")
+    assert supervisor is not None
+    status = Path(f"/proc/{supervisor.pid}/status").read_text()
+    rss = int(status.partition("VmHWM:")[2].split()[0]) * 1024
+    assert rss < 60 << 20
+    maps = Path(f"/proc/{supervisor.pid}/maps").read_text()
+    assert "torch" not in maps
+    assert not [t for t in Path(f"/proc/{supervisor.pid}/fd").iterdir() if "tty" in str(t.readlink())]
+    stop(run, now=True)
+
+
+def test_the_log_is_bounded_and_nothing_is_cut(begin: Callable[..., RunDir]) -> None:
+    run = begin(
+        "import time\n"
+        "for i in range(36):\n"
+        "    print(f'block {i:06}', flush=True)\n"
+        "    for j in range(1024): print('x' * 1023)\n"
+        "    time.sleep(0.05)\n"
+        "print('the end')\n",
+        log_limit=16 << 20,
+    )
+    ended(run, 60)
+    size = run.out_log.stat()
+    assert size.st_size > 36 << 20
+    if "log_trimmed" not in events(run):
+        pytest.skip("this file system cannot punch holes")
+    assert size.st_blocks * 512 < 30 << 20  # between two ticks it may grow above its limit
+    seen: list[bytes] = []
+    logs.copy(run, seen.append)
+    text = b"".join(seen)
+    assert text.startswith(b"block 000000") and text.endswith(b"the end\n") and b"\0" not in text
+    assert b"given up for space" in text
+    tail: list[bytes] = []
+    logs.copy(run, tail.append, lines=2)
+    assert b"".join(tail) == b"x" * 1023 + b"\nthe end\n"
+
+
+def test_a_deleted_log_comes_back(begin: Callable[..., RunDir]) -> None:
+    run = begin("import time\nfor i in range(40):\n    print('line', i, flush=True)\n    time.sleep(0.1)\n")
+    says(run, "line 5")
+    run.out_log.unlink()
+    ended(run)
+    lines = run.out_log.read_text().splitlines()
+    assert lines[0].startswith("[dstui]") and lines[1:] == [f"line {i}" for i in range(40)]
+
+
+def test_a_deleted_run_directory_does_not_leave_a_supervisor(begin: Callable[..., RunDir]) -> None:
+    import shutil
+
+    run = begin("import time; print('up', flush=True); time.sleep(4)")
+    says(run, "up")
+    supervisor = run.process("supervisor")
+    assert supervisor is not None
+    shutil.rmtree(run.path)
+    until(lambda: not alive(supervisor), 20)
+    assert not run.path.exists()
+
+
+def test_a_full_disk_cannot_take_the_last_word(
+    begin: Callable[..., RunDir], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "small"
+    home.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(home)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("needs the right to mount a file system")
+    try:
+        monkeypatch.setenv("DSTUI_STATE_HOME", str(home))
+        run = begin(
+            "import sys, time\n"
+            "try:\n"
+            "    while True: print('x' * 4095, flush=True)\n"
+            "except OSError as e: full = e.errno\n"
+            "time.sleep(3)\nsys.exit(full)\n"
+        )
+        last = ended(run)
+        assert (last["outcome"], last["code"]) == ("failed", 28)  # the training's own ENOSPC
+        assert json.loads(run.exit_path.read_text()) == last
+    finally:
+        subprocess.run(["umount", "-l", str(home)], check=False)
+
+
+def test_the_callers_descendants_do_not_grow(begin: Callable[..., RunDir]) -> None:
+    before = len(descendants(os.getpid()))
+    run = begin("import time; time.sleep(1)")
+    assert (
+        len(descendants(os.getpid())) == before
+    )  # not our child: nothing to reap, nothing that dies with us
+    ended(run)
