@@ -194,7 +194,7 @@ class _CsvFiles:
     def _join(metric: str, tail: Tail, progress: Progress, now: float) -> None:
         file = LogFile(tail.path)
         size = file.size
-        pieces = list(file.probe(PIECES, 1 << 12, 0, size - HEAD)) + [file.after(size - HEAD, 1 << 20)]
+        pieces = [*file.probe(PIECES, 1 << 12, 0, size - HEAD), file.after(size - HEAD, 1 << 20)]
         for lines in pieces:
             progress.csv(metric, _rows(lines), now, live=False)
         tail.offset = pieces[-1][-1].offset if pieces[-1] else size
@@ -236,6 +236,8 @@ class RunView:
         self._partial = ""
         self._ending: Ending | None = None
         self._snapshot: Snapshot | None = None
+        self._stage: int | None = None
+        self._names: dict[Any, Any] = {}
 
     @property
     def progress(self) -> Progress:
@@ -245,11 +247,15 @@ class RunView:
         """The run now. Raises DstuiError when its manifest cannot be read."""
         now = self._clock()
         changed = self._read_manifest()
-        if not self._joined:
+        joining = not self._joined
+        if joining:
             self._join(now)
             changed = True
-        changed |= self._read_log(now)
-        changed |= self._csv.poll(self._progress, now, self._live)
+        live = self._live and not joining  # what lies there already did not happen just now
+        changed |= self._read_log(now, live)
+        changed |= self._csv.poll(self._progress, now, live)
+        if joining and self._live and self._progress.stepped:
+            self._progress.reported_at = self._last_output()
         changed |= self._read_samples()
         changed |= self._look_at_processes(now)
         if self._snapshot is None or changed:
@@ -302,15 +308,10 @@ class RunView:
         if log is not None:
             self._trainer_tail = Tail(log)
         self._samples.extend(read_samples(self.run.samples_dir, SAMPLES))
-        self._sample_tail.offset = self._sample_size()
+        self._sample_tail.offset = LogFile(self._sample_tail.path).size
         size = LogFile(self.run.out_log).size
         if size > WHOLE:
             self._join_large(size, now)
-
-    def _sample_size(self) -> int:
-        """Up to the last whole record: what ``read_samples`` saw or a little more, never less than a record."""
-        file = LogFile(self.run.samples_dir / "1s.jsonl")
-        return file.size
 
     def _join_large(self, size: int, now: float) -> None:
         file = LogFile(self.run.out_log)
@@ -340,9 +341,14 @@ class RunView:
             return None
         return Path(self._manifest.get("cwd") or ".") / folder / "trainer_log.jsonl"
 
-    def _read_log(self, now: float) -> bool:
+    def _last_output(self) -> float | None:
+        try:
+            return self.run.out_log.stat().st_mtime
+        except OSError:
+            return None
+
+    def _read_log(self, now: float, live: bool) -> bool:
         changed = False
-        live = self._live
         if self._tail.behind or self._tail.restarts:
             while True:
                 lines = self._tail.read()
