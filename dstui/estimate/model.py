@@ -44,12 +44,10 @@ def load_model(spec: str, *, hf_home: str | os.PathLike[str] | None = None) -> M
     path = Path(spec).expanduser()
     try:
         exists = path.exists()
-    except OSError as e:  # name too long, embedded NUL, no permission on a parent
+    except OSError as e:  # name too long, no permission on a parent
         raise DstuiError(
             _("cannot look at {path}: {cause}").format(path=spec, cause=e.strerror or e), _("check the path")
         ) from e
-    except ValueError as e:
-        raise DstuiError(_("'{path}' is not a path").format(path=spec), _("check the path")) from e
     if exists:
         return _from_path(path)
     size = parse_params(spec)

@@ -1,0 +1,155 @@
+"""``dstui estimate``: text, JSON, grid, exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dstui.cli import main
+from dstui.config.document import apply_edit
+
+MACHINE = ["--gpus", "8x80GiB", "--ram", "1TiB"]
+
+
+def answer(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, dict[str, Any]]:
+    code = main(["estimate", *args, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def write(tmp_path: Path, data: dict[str, Any]) -> str:
+    path = tmp_path / "ds_config.json"
+    path.write_text(json.dumps(data))
+    return str(path)
+
+
+ZERO2: dict[str, Any] = {
+    "train_micro_batch_size_per_gpu": 2,
+    "bf16": {"enabled": True},
+    "optimizer": {"type": "AdamW"},
+    "zero_optimization": {"stage": 2},
+}
+
+
+def test_json_is_the_contract(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, data = answer(capsys, write(tmp_path, ZERO2), "--model", "llama-2-7b", *MACHINE)
+    assert code == 0 and data["verdict"] == "fits" and data["schema_version"] == 1
+    assert set(data["binds"]) == {"where", "phase", "part"}
+    for name in ("allocated", "reserved", "device"):
+        r = data["gpu"][name]
+        assert 0 < r["low"] <= r["expected"] <= r["high"]
+    assert data["gpu"]["capacity"] == 80 * 2**30
+    assert [p["phase"] for p in data["gpu"]["phases"]] == [
+        "load",
+        "init",
+        "forward",
+        "backward",
+        "step",
+        "save",
+    ]
+    assert (
+        max(sum(p["parts"].values()) for p in data["gpu"]["phases"]) == data["gpu"]["allocated"]["expected"]
+    )
+    assert set(data["host"]) >= {"capacity", "pinned", "pageable", "peak"}
+    assert data["nvme"] is None and data["changes"] == []
+
+
+@pytest.mark.parametrize(
+    ("args", "verdict", "code"),
+    [
+        (["--model", "llama-2-7b", *MACHINE], "no", 1),
+        (["--model", "qwen2.5-0.5b", *MACHINE], "fits", 0),
+        (["--model", "70B", "--gpus", "1x24GiB", "--ram", "64GiB"], "no", 1),
+    ],
+)
+def test_exit_codes(capsys: pytest.CaptureFixture[str], args: list[str], verdict: str, code: int) -> None:
+    got, data = answer(capsys, *args)
+    assert (got, data["verdict"]) == (code, verdict)
+
+
+def test_unknown_is_two(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    offload = {**ZERO2, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+    code, data = answer(capsys, write(tmp_path, offload), "--model", "llama-2-7b", "--gpus", "8x80GiB")
+    assert code == 2 and data["verdict"] == "unknown" and "--ram" in data["reason"]
+
+
+def test_a_change_really_makes_it_fit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = {**ZERO2, "zero_optimization": {"stage": 0}}
+    code, data = answer(capsys, write(tmp_path, config), "--model", "llama-2-7b", *MACHINE)
+    assert code == 1 and data["changes"]
+    for change in data["changes"]:
+        assert change["costs"] and change["title"]
+        if not change["edits"]:
+            continue
+        edited: Any = config
+        for edit in change["edits"]:
+            edited = apply_edit(edited, edit)
+        code, after = answer(capsys, write(tmp_path, edited), "--model", "llama-2-7b", *MACHINE)
+        assert code == 0 and after["verdict"] in ("fits", "tight")
+        saved = data["gpu"]["device"]["expected"] - after["gpu"]["device"]["expected"]
+        assert saved == change["saves"]
+
+
+def test_text_fits_eighty_columns(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for extra in ([], ["--grid"], ["--lang", "zh"]):
+        main(["estimate", write(tmp_path, ZERO2), "--model", "deepseek-v3", "--gpus", "8x80GiB", *extra])
+        out = capsys.readouterr().out
+        assert out.strip() and max(map(len, out.splitlines())) <= 80
+    main(["estimate", write(tmp_path, ZERO2), "--model", "llama-2-7b", *MACHINE])
+    out = capsys.readouterr().out
+    assert out.startswith("fits: ")
+    for word in ("backward", "optimizer states", "reserved", "device", "Host", "Assumed"):
+        assert word in out
+
+
+def test_grid(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["estimate", "--model", "llama-2-7b", *MACHINE, "--grid", "--json"])
+    cells = json.loads(capsys.readouterr().out)["cells"]
+    assert code == 0 and len(cells) >= 9
+    assert {c["stage"] for c in cells} == {0, 1, 2, 3}
+    assert all({"offload_optimizer", "offload_param", "verdict", "gpu", "host"} <= set(c) for c in cells)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--model", "no-such-model-anywhere", *MACHINE],
+        ["--model", "7B", "--gpus", "8xNothing"],
+        ["--model", "7B", *MACHINE, "--micro-batch", "0"],
+        ["--model", "7B", *MACHINE, "--load-dtype", "int3"],
+        ["--model", "7B", *MACHINE, "--world-size", "0"],
+        ["/nonexistent/ds_config.json", "--model", "7B", *MACHINE],
+    ],
+)
+def test_bad_input_is_one_clear_line(capsys: pytest.CaptureFixture[str], args: list[str]) -> None:
+    assert main(["estimate", *args]) == 2
+    seen = capsys.readouterr()
+    assert seen.out == "" and seen.err.startswith("error: ") and len(seen.err.splitlines()) <= 3
+
+
+def test_bad_values_in_the_config(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for zero in ({"stage": 7}, {"stage": "two"}, {"stage": 2, "reduce_bucket_size": "big"}):
+        path = write(tmp_path, {**ZERO2, "zero_optimization": zero})
+        assert main(["estimate", path, "--model", "7B", *MACHINE]) == 2
+        assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_auto_is_filled_as_the_trainer_does(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    auto = {
+        "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
+        "bf16": {"enabled": "auto"}, "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
+        "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto",
+                              "stage3_param_persistence_threshold": "auto"},
+    }  # fmt: skip
+    h = 4096
+    filled = {
+        "train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": True}, "optimizer": {"type": "AdamW"},
+        "zero_optimization": {"stage": 3, "reduce_bucket_size": h * h, "stage3_prefetch_bucket_size": int(0.9 * h * h),
+                              "stage3_param_persistence_threshold": 10 * h},
+    }  # fmt: skip
+    options = ["--model", "llama-2-7b", *MACHINE, "--micro-batch", "4", "--loop", "hf"]
+    _code, a = answer(capsys, write(tmp_path, auto), *options)
+    _code, b = answer(capsys, write(tmp_path, filled), *options)
+    assert a["gpu"] == b["gpu"] and a["host"] == b["host"]
