@@ -190,16 +190,14 @@ def test_too_small_and_back(tmp_path: Path) -> None:
         assert t.gone() <= 2.0
 
 
-@pytest.mark.parametrize(
-    "locale", [{"LANG": "C"}, {"LANG": "xx_YY.UTF-8"}, {"LANG": None}, {"LC_ALL": "POSIX"}]
-)
+@pytest.mark.parametrize("locale", [{"LANG": "C"}, {"LANG": "xx_YY.UTF-8"}])
 def test_ascii_only_without_a_utf8_locale(tmp_path: Path, locale: dict[str, str | None]) -> None:
     with Terminal(cwd=tmp_path, env=locale) as t:
         t.wait("Recommended")
         open_wizard(t)
         for key in ("right", "right", "v", "v", "esc", "A"):
             t.press(key)
-            t.settle()
+            t.settle(0.15)
         t.press("ctrl+c")
         t.wait("Quit?")
         assert t.raw.isascii(), [c for c in t.raw.decode() if ord(c) > 127][:5]

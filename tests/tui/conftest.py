@@ -140,7 +140,10 @@ class Walk:
                 on_it = form.field is not None and form.field.id == field_id
                 if on_it and (option is None or (form.option is not None and form.option.value == option)):
                     return
+                at = form._cursor
                 await self.press(key)
+                if form._cursor == at:
+                    break
         raise AssertionError(f"{field_id} {option} is not reachable:\n{self.text}")
 
 
