@@ -1,8 +1,8 @@
 """What a ds_config, a training script and a machine size come to, as the numbers the replay needs.
 
-``read_settings`` is the only place of this room that reads a config. Defaults are those of
-``deepspeed/runtime/zero/config.py``, ``runtime/config.py`` and ``runtime/zero/offload_config.py`` (0.19.8);
-where a release differs the difference is in ``Settings`` (``release``) and used in ``replay`` and ``host``.
+``read_settings`` is the only place of this room that reads a config. Values come from the file, defaults from
+``dstui.config.resolve`` for the release; for a release without a schema, and a file that it refuses, the
+defaults below are used, those of ``deepspeed/runtime/zero/config.py`` and ``offload_config.py`` (0.19.8).
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dstui.config import schema as schemas
+from dstui.config.resolve import Resolved, resolve
 from dstui.errors import DstuiError
 from dstui.estimate.inputs import Attention, ModelShape, Training
 from dstui.i18n import _
@@ -122,10 +124,59 @@ class _Reader:
         self.config, self.training, self.shape = config, training, shape
         self.release, self.ranks, self.ranks_per_node = release, ranks, ranks_per_node
         self.assumptions: list[str] = []
+        self.resolved = self._resolve()
         zero = config.get("zero_optimization")
         if isinstance(zero, bool):  # DeepSpeed 0.2's form: true means stage 1
             zero = {"stage": 1 if zero else 0}
         self.zero: Mapping[str, Any] = zero if isinstance(zero, Mapping) else {}
+
+    def _resolve(self) -> Resolved | None:
+        """The release's own reading of the file; None when it has no schema here."""
+        text = ".".join(map(str, self.release))
+        if not schemas.known(text):
+            self.assumptions.append(
+                _("DeepSpeed {release} has no schema here: defaults of {newest}").format(
+                    release=text, newest=schemas.newest()
+                )
+            )
+            return None
+        resolved = resolve(self.config, release=text, world_size=self.ranks)
+        if (
+            resolved.verdict == "rejected"
+            and resolved.problem is not None
+            and not self._has_auto(self.config)
+        ):
+            self.assumptions.append(
+                _(
+                    "DeepSpeed {release} refuses this config (see: dstui check); the figures are those it would need"
+                ).format(release=text)
+            )
+        return resolved if resolved.effective is not None else None
+
+    def _has_auto(self, value: Any) -> bool:
+        if isinstance(value, Mapping):
+            return any(self._has_auto(v) for v in value.values())
+        return isinstance(value, str) and value == "auto"
+
+    def zero_default(self, key: str, fallback: Any, block: str = "") -> Any:
+        """Default of a key of ``zero_optimization`` (or of one of its blocks) in this release."""
+        if self.resolved is None:
+            return fallback
+        parent: Mapping[str, Any] = self.section(self.zero, block) if block else self.zero
+        if key in parent:
+            return fallback
+        value = self.resolved.value("/".join(p for p in ("/zero_optimization", block, key) if p))
+        return value if isinstance(value, (int, float)) else fallback
+
+    def zero_number(self, key: str, fallback: float, auto: float | None = None, block: str = "") -> int:
+        """A number of ``zero_optimization``, under its own name or without the ``stage3_`` of old files."""
+        parent: Mapping[str, Any] = self.section(self.zero, block) if block else self.zero
+        keys = (key, key.removeprefix("stage3_"))
+        return self.number(parent, keys, self.zero_default(key, fallback, block), auto)
+
+    def zero_flag(self, key: str, fallback: bool, block: str = "") -> bool:
+        parent: Mapping[str, Any] = self.section(self.zero, block) if block else self.zero
+        return self.flag(parent, key, bool(self.zero_default(key, fallback, block)))
 
     def section(self, parent: Mapping[str, Any], key: str) -> Mapping[str, Any]:
         value = parent.get(key)
@@ -202,7 +253,7 @@ class _Reader:
             )
         element, half = self.precision()
         offload_optimizer, optimizer_section = self.target("offload_optimizer", "cpu_offload")
-        offload_param, param_section = self.target("offload_param", "cpu_offload_params")
+        offload_param, _param_section = self.target("offload_param", "cpu_offload_params")
         if stage == 0:
             offload_optimizer = "none"
         if stage < 3:
@@ -239,27 +290,23 @@ class _Reader:
             optimizer=name,
             fused=fused,
             client=client,
-            overlap=self.flag(zero, "overlap_comm", stage == 3),
-            contiguous=self.flag(zero, "contiguous_gradients", True) or offload_optimizer != "none",
-            reduce_bucket=max(1, self.number(zero, ("reduce_bucket_size",), 5e8, hidden * hidden)),
-            prefetch=self.number(
-                zero, ("stage3_prefetch_bucket_size", "prefetch_bucket_size"), 5e7, int(0.9 * hidden * hidden)
-            ),
-            live=self.number(zero, ("stage3_max_live_parameters", "max_live_parameters"), 1e9),
-            reuse=self.number(zero, ("stage3_max_reuse_distance", "max_reuse_distance"), 1e9),
-            persist=self.number(
-                zero, ("stage3_param_persistence_threshold", "param_persistence_threshold"), 1e5, 10 * hidden
-            ),
-            sub_group=max(1, self.number(zero, ("sub_group_size",), 1e9)),
+            overlap=self.zero_flag("overlap_comm", stage == 3),
+            contiguous=self.zero_flag("contiguous_gradients", True) or offload_optimizer != "none",
+            reduce_bucket=max(1, self.zero_number("reduce_bucket_size", 5e8, hidden * hidden)),
+            prefetch=self.zero_number("stage3_prefetch_bucket_size", 5e7, int(0.9 * hidden * hidden)),
+            live=self.zero_number("stage3_max_live_parameters", 1e9),
+            reuse=self.zero_number("stage3_max_reuse_distance", 1e9),
+            persist=self.zero_number("stage3_param_persistence_threshold", 1e5, 10 * hidden),
+            sub_group=max(1, self.zero_number("sub_group_size", 1e9)),
             offload_optimizer=offload_optimizer,
             offload_param=offload_param,
             ratio=self.ratio(optimizer_section),
-            pin_optimizer=self.flag(optimizer_section, "pin_memory", pin_default),
-            pin_param=self.flag(param_section, "pin_memory", pin_default),
-            buffer_count=max(1, self.number(optimizer_section, ("buffer_count",), 4)),
-            param_buffer_count=max(1, self.number(param_section, ("buffer_count",), 5)),
-            param_buffer=self.number(param_section, ("buffer_size",), 1e8),
-            max_in_cpu=self.number(param_section, ("max_in_cpu",), 1e9),
+            pin_optimizer=self.zero_flag("pin_memory", pin_default, "offload_optimizer"),
+            pin_param=self.zero_flag("pin_memory", pin_default, "offload_param"),
+            buffer_count=max(1, self.zero_number("buffer_count", 4, block="offload_optimizer")),
+            param_buffer_count=max(1, self.zero_number("buffer_count", 5, block="offload_param")),
+            param_buffer=self.zero_number("buffer_size", 1e8, block="offload_param"),
+            max_in_cpu=self.zero_number("max_in_cpu", 1e9, block="offload_param"),
             zero_init=bool(zero_init) and stage == 3,
             gather_on_save=stage3_gather and stage == 3,
             communication=communication,
