@@ -85,10 +85,10 @@ def key_name(key: str) -> str:
     return _KEY_NAMES.get(key, key.upper() if key[0] == "f" and key[1:].isdigit() else key)
 
 
-def help_rows() -> list[tuple[str, str, str]]:
-    """(scope title, keys, what it does), in the order of the help page."""
+def help_rows(first: str = "") -> list[tuple[str, str, str]]:
+    """(scope title, keys, what it does), in the order of the help page; the scope ``first`` leads."""
     rows = []
-    for scope, title in SCOPES.items():
+    for scope, title in sorted(SCOPES.items(), key=lambda item: item[0] != first):
         for a in ACTIONS:
             if a.scope == scope:
                 rows.append((_(title), " ".join(key_name(k) for k in a.keys.split(",")), _(a.title)))

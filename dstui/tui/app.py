@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.text import Text
-from textual.app import App
 from textual.reactive import var
 from textual.screen import Screen
 
@@ -24,6 +23,7 @@ from dstui.tui.jobs import JobDone, Jobs
 from dstui.tui.lifeline import Lifeline
 from dstui.tui.screens.ask import Ask
 from dstui.tui.terminal import Profile
+from dstui.tui.typeahead import OrderedKeys
 
 if TYPE_CHECKING:
     from dstui.config.document import Document
@@ -48,7 +48,7 @@ MODES: dict[str, tuple[str, str]] = {
 reads what it shows from the app: ``facts`` and ``run_id`` (both reactive: ``self.watch(self.app, "run_id", ...)``)."""
 
 
-class DstuiApp(App[None]):
+class DstuiApp(OrderedKeys):
     """``facts`` is None until detection ends. ``run_id`` names the run that the monitor shows."""
 
     CSS_PATH: ClassVar = ["screens/base.tcss", "screens/wizard.tcss"]
@@ -71,7 +71,7 @@ class DstuiApp(App[None]):
         cwd: Path | None = None,
     ) -> None:
         """``facts``: plan for these instead of detecting. ``document``: a parsed config that the wizard opens."""
-        super().__init__(ansi_color=True)
+        super().__init__()
         self.theme = "ansi-dark"
         self.profile = profile
         self.cwd = cwd or Path.cwd()
@@ -198,7 +198,8 @@ class DstuiApp(App[None]):
 
         if not isinstance(self.screen, HelpScreen):
             about = getattr(self.screen, "help_text", None)
-            self.push_screen(HelpScreen(about() if callable(about) else ""))
+            scope = getattr(self.screen, "HELP_SCOPE", "")
+            self.push_screen(HelpScreen(about() if callable(about) else "", scope))
 
     def action_runs(self) -> None:
         self.switch_mode("runs")

@@ -17,9 +17,11 @@ class HelpScreen(BaseScreen):
 
     MESSAGE_ROWS = 1
 
-    def __init__(self, about: str = "") -> None:
+    def __init__(self, about: str = "", scope: str = "") -> None:
+        """``scope``: whose keys come first, those of the screen below."""
         super().__init__()
         self._about = about
+        self._scope = scope
 
     def compose_body(self) -> ComposeResult:
         yield LineView(id="page", keys=True)
@@ -34,7 +36,7 @@ class HelpScreen(BaseScreen):
         cells = self.size.width
         if self._about:
             rows += [*wrapped(self._about, cells - 2, "", " ", cut=self.glyphs.cut), ()]
-        table = actions.help_rows()
+        table = actions.help_rows(self._scope)
         keys = min(34, max(width(k) for _scope, k, _title in table))
         last = ""
         for scope, key, title in table:
@@ -62,7 +64,7 @@ class HelpScreen(BaseScreen):
             page.scroll_rows((page.size.height - 1) * (1 if event.key == "pagedown" else -1))
         elif event.key == "ctrl+c":
             return
-        else:
+        elif self.is_current:  # a second key may come before the first has closed the page
             self.app.pop_screen()
         event.stop()
         event.prevent_default()

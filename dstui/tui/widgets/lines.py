@@ -155,7 +155,10 @@ def _cells(row: Line) -> list[tuple[str, int, str]]:
         reverse = bool(ROLES[role].reverse)
         for ch in text:
             shown = role if ch != " " or reverse else ""
-            out += [(ch, half, shown) for half in range(cell_len(ch))]
+            size = cell_len(ch)
+            if size == 0 and out:  # a combining mark belongs to the cell before it
+                out[-1] = (out[-1][0] + ch, *out[-1][1:])
+            out += [(ch, half, shown) for half in range(size)]
     return out
 
 
