@@ -8,12 +8,12 @@ from typing import Any
 OFFLOADS = ("none", "optimizer", "both")
 
 
-def tiny_gpt() -> Path:
+def tiny_gpt_script() -> Path:
     """The tiny GPT: a script for the engine ``plain``; runs where dstui is not installed."""
     return Path(__file__).resolve().parent / "tiny_gpt.py"
 
 
-def hf_trainer_tiny() -> Path:
+def hf_trainer_script() -> Path:
     """The tiny Hugging Face Trainer script, for the engine ``hf``."""
     return Path(__file__).resolve().parent / "hf_trainer_tiny.py"
 

@@ -8,7 +8,7 @@ import os
 import sys
 
 from dstui.errors import DstuiError, Exit
-from dstui.examples import OFFLOADS, demo_config, tiny_gpt
+from dstui.examples import OFFLOADS, demo_config, tiny_gpt_script
 from dstui.facts.model import Facts
 from dstui.i18n import _
 from dstui.runs.spec import RunSpec
@@ -72,7 +72,7 @@ def demo_spec(args: argparse.Namespace, facts: Facts) -> RunSpec:
         raise DstuiError(_("--ranks {n}: at least 1").format(n=args.ranks))
     devices, ranks = choose_devices(args.ranks, facts)
     return RunSpec(
-        script=str(tiny_gpt()),
+        script=str(tiny_gpt_script()),
         args=("--deepspeed", "--deepspeed_config", "{config}", "--steps", str(args.steps)),
         engine="plain",
         python=args.python,
