@@ -384,6 +384,18 @@ def _devices(spec: RunSpec, facts: Facts, env: Mapping[str, str]) -> Iterator[Pr
                 _("one line a node: NAME slots=GPUS"),
             )
         return  # the other nodes' cards are not known here
+    on_cpu = facts.gpus == () or env.get("DS_ACCELERATOR") == "cpu"
+    if on_cpu and spec.engine == "accelerate" and ranks > 1:
+        # Seen with accelerate 1.x: state.py has no CPU backend beside DeepSpeed, so Accelerator says
+        # DEEPSPEED with num_processes 1 on each of the ranks, and none of them gets its share of the data.
+        yield Problem(
+            "accelerate-on-cpu",
+            "error",
+            _(
+                "accelerate with DeepSpeed on {n} CPU ranks: each rank would take itself for the only one"
+            ).format(n=ranks),
+            _("give --num-gpus 1, or use a machine with GPUs"),
+        )
     if facts.gpus is None or env.get("DS_ACCELERATOR") == "cpu":
         return
     if not facts.gpus:

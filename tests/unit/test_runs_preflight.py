@@ -211,6 +211,11 @@ def test_described_machines_and_login_nodes(work: Path) -> None:
     assert look(work, login)["login-node"].severity == "warning"
 
 
+def test_accelerate_does_not_share_cpu_ranks(work: Path) -> None:
+    assert "accelerate-on-cpu" in look(work, engine="accelerate", num_gpus=2)
+    assert look(work, engine="accelerate", num_gpus=1) == {}
+
+
 def test_an_estimate_that_does_not_fit_warns(work: Path) -> None:
     assert look(work, prediction={"verdict": "no", "reason": "too big"})["fit-no"].hint == "too big"
     assert look(work, prediction={"verdict": "tight"}) == {}

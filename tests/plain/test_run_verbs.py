@@ -1,0 +1,165 @@
+"""run, runs, stop, logs, rm as a user types them (a plain Python script stands for the training)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dstui import cli
+from dstui.plain.runs import table
+from dstui.runs import store
+from dstui.runs.control import stop
+
+
+@pytest.fixture(autouse=True)
+def no_run_survives() -> Iterator[None]:
+    yield
+    for run in store.list_runs():
+        stop(run, now=True)
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "short.py").write_text("print('one')\nprint('two')\nprint('three')\n")
+    (tmp_path / "long.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(60)\n")
+    (tmp_path / "bad.py").write_text("raise SystemExit(3)\n")
+    return tmp_path
+
+
+def dstui(capfd: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    capfd.readouterr()
+    code = cli.main(list(argv))
+    out, err = capfd.readouterr()
+    return code, out, err
+
+
+RUN = ("run", "--launcher", "python", "--python", sys.executable)
+
+
+def begin(capfd: pytest.CaptureFixture[str], *argv: str) -> store.RunDir:
+    code, out, err = dstui(capfd, *RUN, "--json", *argv)
+    assert code == 0, err
+    answer = json.loads(out)
+    assert answer["schema_version"] == 1
+    run = store.find_run(answer["run"])
+    assert str(run.path) == answer["dir"]
+    return run
+
+
+def test_wait_tells_the_fate(work: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, _err = dstui(capfd, *RUN, "--wait", "--", "short.py")
+    assert code == 0 and "finished" in out
+    code, out, _err = dstui(capfd, *RUN, "--wait", "--", "bad.py")
+    assert code == 1 and "failed" in out
+
+
+def test_the_way_of_a_run(work: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = begin(capfd, "--name", "mine", "--env", "A=b", "--", "long.py", "--x", "1")
+    assert run.manifest["name"] == "mine" and run.manifest["env"]["A"] == "b"
+    assert run.manifest["command"][-3:] == ["long.py", "--x", "1"]
+    code, out, _err = dstui(capfd, "runs")
+    assert code == 0 and run.id in out and "running" in out and "mine" in out
+    code, _out, err = dstui(capfd, "rm", "mine")
+    assert code == 2 and "dstui stop" in err and run.path.exists()
+    code, out, _err = dstui(capfd, "stop", "mine")
+    assert code == 0 and "stopped" in out
+    code, out, _err = dstui(capfd, "stop", run.id, "--json")
+    assert json.loads(out)["runs"] == [{"run": run.id, "ended": True, "state": "stopped", "already": True}]
+    code, out, _err = dstui(capfd, "logs", "mine")
+    assert code == 0 and out.startswith("up\n")
+    code, _out, _err = dstui(capfd, "rm", "last")
+    assert code == 0 and not run.path.exists()
+    code, out, _err = dstui(capfd, "runs", "--json")
+    assert json.loads(out) == {"schema_version": 1, "runs": []}
+
+
+def test_logs(work: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = begin(capfd, "--", "short.py")
+    code, out, _err = dstui(capfd, "logs", "-f")  # ends with the run
+    assert code == 0 and out == "one\ntwo\nthree\n" and run.has_ended()
+    assert dstui(capfd, "logs", "-n", "1")[1] == "three\n"
+    assert dstui(capfd, "logs", "-n", "2")[1] == "two\nthree\n"
+    assert dstui(capfd, "logs", "-n", "99")[1] == "one\ntwo\nthree\n"
+    assert dstui(capfd, "logs", "-n", "0")[1] == ""
+    run.out_log.unlink()
+    code, _out, err = dstui(capfd, "logs")
+    assert code == 2 and "out.log" in err
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("run",), "no script"),
+        (("run", "--", "none.py"), "none.py"),
+        (("run", "--env", "X", "--", "short.py"), "NAME=VALUE"),
+        (("run", "--master-port", "x", "--", "short.py"), "auto"),
+        (("run", "--python", "/nowhere/python", "--", "short.py"), "/nowhere/python"),
+        (("run", "--config", "none.json", "--", "short.py"), "none.json"),
+        (("stop", "nobody"), "no runs yet"),
+        (("logs",), "no runs yet"),
+        (("rm", "x"), "no runs yet"),
+    ],
+)
+def test_bad_input(work: Path, capfd: pytest.CaptureFixture[str], argv: tuple[str, ...], words: str) -> None:
+    code, out, err = dstui(capfd, *argv)
+    assert code == 2 and out == "" and words in err and err.startswith("error: ")
+    assert store.list_runs() == []
+
+
+def test_usage_errors_are_2(work: Path) -> None:
+    for argv in (
+        ("run", "--wait", "--watch", "--", "short.py"),
+        ("stop",),
+        ("run", "--engine", "x", "--", "a.py"),
+    ):
+        with pytest.raises(SystemExit) as e:
+            cli.main(list(argv))
+        assert e.value.code == 2
+
+
+def test_problems_as_json(work: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, _err = dstui(capfd, "run", "--json", "--", "none.py")
+    answer = json.loads(out)
+    assert code == 2 and answer["run"] is None
+    assert "script-missing" in [p["code"] for p in answer["problems"]]
+
+
+def test_ctrl_c_while_waiting_leaves_the_run(work: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    import signal
+
+    command = [sys.executable, "-m", "dstui", *RUN, "--json", "--wait", "--", "long.py"]
+    waiting = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert waiting.stdout is not None
+    run = store.find_run(json.loads(waiting.stdout.readline())["run"])
+    time.sleep(0.5)
+    waiting.send_signal(signal.SIGINT)
+    _out, err = waiting.communicate(timeout=10)
+    assert waiting.returncode == 130 and f"dstui watch {run.id}" in err
+    assert store.state(run) == "running"
+
+
+def test_table_fits_80_columns() -> None:
+    row: dict[str, Any] = {
+        "run": "kfw7-1129-1920", "state": "running", "created_at": 0.0, "started_at": 1.0, "ended_at": None,
+        "world_size": 8, "name": None, "script": "/a/b/finetune_lora.py", "problem": None,
+    }  # fmt: skip
+    text = table([row, row | {"state": "lost", "name": "x"}], now=90000.0)
+    assert all(len(line) <= 80 for line in text.splitlines()) and "finetune_lora.py" in text
+    assert "?" in text.splitlines()[2]  # nobody knows how long a lost run ran
+
+
+def test_a_damaged_run_is_listed_and_can_be_removed(work: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = store.create({})
+    run.manifest_path.write_text("{")
+    code, out, _err = dstui(capfd, "runs")
+    assert code == 0 and run.id in out
+    code, _out, _err = dstui(capfd, "rm", run.id)
+    assert code == 0 and not run.path.exists()
