@@ -219,7 +219,8 @@ def resolve(
         replay.run()
     except RecursionError:
         replay.problems.append(Problem("", "crash", _("is nested too deeply to be read")))
-    problems = [*early, *replay.problems]
+    seen = {(p.pointer, p.kind) for p in early}
+    problems = [*early, *(p for p in replay.problems if (p.pointer, p.kind) not in seen)]
     undecided = [p for p in open_ if p[1:] in _BATCH]
     batch = replay.batch
     verdict: Verdict = "rejected" if problems else "accepted"
@@ -321,6 +322,54 @@ def _has_defaults(node: Mapping[str, Any]) -> bool:
     )
 
 
+def _hf_crashes(data: Mapping[str, Any]) -> list[Problem]:
+    """Values on which ``HfDeepSpeedConfig`` itself fails: it calls ``.get`` on these (accelerate
+    ``utils/deepspeed.py`` ``find_config_node`` and ``set_stage_and_offload``)."""
+    walked = [
+        "zero_optimization",
+        "optimizer",
+        "optimizer.params",
+        "scheduler",
+        "scheduler.params",
+        "fp16",
+        "bf16",
+    ]
+    zero = data.get("zero_optimization")
+    if (
+        isinstance(zero, Mapping)
+        and not isinstance(zero.get("stage"), (dict, list))
+        and zero.get("stage") in (2, 3)
+    ):
+        walked += ["zero_optimization.offload_optimizer", "zero_optimization.offload_param"]
+    out = []
+    for path in walked:
+        node: Any = data
+        for token in path.split("."):
+            node = node.get(token) if isinstance(node, Mapping) else None
+        pointer = join_pointer(*path.split("."))
+        if node is not None and not isinstance(node, Mapping):
+            out.append(
+                Problem(
+                    pointer,
+                    "block-type",
+                    _("must be an object, found {found}").format(found=shown(node)),
+                    {"wanted": "object", "found": node},
+                )
+            )
+        elif "offload" in path and node and isinstance(node.get("device"), (dict, list)):
+            out.append(
+                Problem(
+                    pointer + "/device",
+                    "type",
+                    _("must be {wanted}, found {found}").format(
+                        wanted=_("a string"), found=shown(node["device"])
+                    ),
+                    {"wanted": "str", "found": node["device"]},
+                )
+            )
+    return out
+
+
 # -- Hugging Face -------------------------------------------------------------------------------
 
 
@@ -362,6 +411,8 @@ def _fill_hf(
 
     def arg(name: str) -> Any:
         return a[name] if known else _MISSING
+
+    problems.extend(_hf_crashes(data))
 
     micro, steps = arg("per_device_train_batch_size"), arg("gradient_accumulation_steps")
     total = world_size * micro * steps if known else _MISSING
