@@ -24,6 +24,7 @@ from dstui.runs import store
 from dstui.runs.causes import BY_CODE, CHECKPOINTS
 from dstui.runs.events import Event, Failure, Parser
 from dstui.runs.processes import signal_name
+from dstui.runs.state import read_config
 from dstui.runs.store import RunDir
 from dstui.runs.tail import Line, LogFile, split
 from dstui.units import GiB, gib
@@ -113,12 +114,10 @@ class _Case:
     outcome: str
     file: str
     events: list[Event]
-    head: list[Line] = field(default_factory=list)
     tail: list[Line] = field(default_factory=list)
     config: Mapping[str, Any] | None = None
     exit: Mapping[str, Any] | None = None
     manifest: Mapping[str, Any] = field(default_factory=dict)
-    stalled: bool = False
     number: Any = None
 
     @property
@@ -196,18 +195,12 @@ def diagnose_run(run: RunDir, config: Mapping[str, Any] | None = None) -> Diagno
         head, tail = [], []
     file = LogFile(run.out_log)
     events, more = _events(head, tail)
-    if run.rank_logs.is_dir():
-        for path in sorted(run.rank_logs.glob("*.log"))[:64]:
-            extra_head, extra_tail = _read(path)
-            found, _m = _events(extra_head, extra_tail)
-            events += [e for e in found if e.kind not in ("step", "progress")]
     case = _Case(
         outcome=state,
         file=str(run.out_log),
         events=events,
-        head=head,
         tail=more,
-        config=config if config is not None else _load_config(run.config_path),
+        config=config if config is not None else read_config(run.config_path),
         exit=exit_data,
         manifest=manifest,
         number=lambda o: file.number(o) if o <= COUNT_LINES else None,
@@ -219,7 +212,7 @@ def _log_case(
     name: str, head: list[Line], tail: list[Line], config: Mapping[str, Any] | None, number: Any
 ) -> _Case:
     events, more = _events(head, tail)
-    case = _Case("unknown", name, events, head, more, config, number=number)
+    case = _Case("unknown", name, events, more, config, number=number)
     case.outcome = _outcome(case)
     return case
 
@@ -235,7 +228,7 @@ def _read(path: Path) -> tuple[list[Line], list[Line]]:
     except OSError as e:
         raise DstuiError(_("{path}: {cause}").format(path=path, cause=e.strerror or e)) from e
     found: list[Line] = []
-    for at, data in LogFile(path)._blocks(size - TAIL, size):
+    for at, data in LogFile(path).blocks(size - TAIL, size):
         found += split(data, at, final=True)[0]
     return head, found[1:]
 
@@ -247,12 +240,6 @@ def _events(head: list[Line], tail: list[Line]) -> tuple[list[Event], list[Line]
         parser = Parser()
         events += parser.feed_all(tail) + parser.finish()
     return events, tail or head
-
-
-def _load_config(path: Path) -> Mapping[str, Any] | None:
-    from dstui.runs.view import _config
-
-    return _config(path)
 
 
 def _outcome(case: _Case) -> str:

@@ -1,4 +1,4 @@
-"""From events to the state of a run: phase, step, loss, speed. Pure: no files, no clock of its own.
+"""From events to the state of a run: phase, step, loss, speed. No clock of its own; the one file read is a config.
 
 Two counters exist. The engine's (DeepSpeed's ``step=`` lines and csv_monitor) counts optimizer steps; the
 script's own number may count micro batches or start at 0. The engine's wins wherever it is known.
@@ -7,10 +7,12 @@ script's own number may count micro batches or start at 0. The engine's wins whe
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from dstui.runs.events import Event
@@ -449,3 +451,21 @@ def batch_of(config: Mapping[str, Any] | None, world: int | None) -> int | None:
     if isinstance(micro, int) and isinstance(gas, int) and world:
         return micro * gas * world
     return None
+
+
+def read_config(path: Path) -> Mapping[str, Any] | None:
+    """A run's copy of its config (comments are legal in it); None when there is none or it cannot be read."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError:
+        return None
+    try:
+        data = json.loads(text)
+    except ValueError:
+        import hjson
+
+        try:
+            data = hjson.loads(text)
+        except ValueError:
+            return None
+    return data if isinstance(data, Mapping) else None

@@ -203,7 +203,7 @@ class LogFile:
         except OSError:
             return 0
 
-    def _blocks(self, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+    def blocks(self, start: int, end: int) -> Iterator[tuple[int, bytes]]:
         """Data of ``[start, end)`` in blocks that end at line ends; holes left out."""
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -244,7 +244,7 @@ class LogFile:
         """Up to ``count`` lines from the line that holds ``offset`` on."""
         found: list[Line] = []
         try:
-            for at, data in self._blocks(self._line_start(offset), self.size):
+            for at, data in self.blocks(self._line_start(offset), self.size):
                 found += split(data, at, final=True)[0]
                 if len(found) >= count:
                     break
@@ -260,7 +260,7 @@ class LogFile:
             while end > 0 and len(found) < count:
                 start = self._line_start(max(0, end - CHUNK))
                 block: list[Line] = []
-                for at, data in self._blocks(start, end):
+                for at, data in self.blocks(start, end):
                     block += split(data, at, final=True)[0]
                 found = block + found
                 if start >= end:
@@ -289,7 +289,7 @@ class LogFile:
         narrow = raw.isascii()
         try:
             if not backwards:
-                for at, data in self._blocks(start, self.size):
+                for at, data in self.blocks(start, self.size):
                     if narrow and raw not in data.lower():
                         continue
                     for line in split(data, at, final=True)[0]:
@@ -301,7 +301,7 @@ class LogFile:
                 begin = self._line_start(max(0, end - CHUNK))
                 if begin >= end:
                     begin = max(0, end - MAX_LINE)
-                for at, data in reversed(list(self._blocks(begin, end))):
+                for at, data in reversed(list(self.blocks(begin, end))):
                     if narrow and raw not in data.lower():
                         continue
                     for line in reversed(split(data, at, final=True)[0]):
@@ -339,7 +339,7 @@ class LogFile:
         """Line number (from 1) of ``offset``, as editors count: by ``\\n``. Reads the file up to there."""
         total = 1
         try:
-            for at, data in self._blocks(0, offset):
+            for at, data in self.blocks(0, offset):
                 total += data.count(b"\n", 0, max(0, offset - at))
         except OSError:
             pass

@@ -18,7 +18,7 @@ from typing import Any
 from dstui.runs import store
 from dstui.runs.events import Parser
 from dstui.runs.samples import HostUse, Peaks, RankUse, Sample, read_peaks, read_samples
-from dstui.runs.state import Phase, Progress, batch_of, steps_asked
+from dstui.runs.state import Phase, Progress, batch_of, read_config, steps_asked
 from dstui.runs.store import RunDir
 from dstui.runs.tail import Line, LogFile, Tail, clean, settle
 
@@ -294,7 +294,7 @@ class RunView:
     def _join(self, now: float) -> None:
         self._joined = True
         m = self._manifest
-        config = _config(self.run.config_path)
+        config = read_config(self.run.config_path)
         self._progress.batch = batch_of(config, m.get("world_size"))
         self._progress.total_hint = steps_asked(m.get("command") or ())
         self._stage = _stage(config)
@@ -563,24 +563,6 @@ class RunView:
             evidence=tuple(e.text for e in found.evidence) if found else (),
             fixes=tuple(f.title for f in found.fixes) if found else (),
         )
-
-
-def _config(path: Path) -> Mapping[str, Any] | None:
-    """The run's copy; written by dstui, but a user's comments may be in it."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError:
-        return None
-    try:
-        data = json.loads(text)
-    except ValueError:
-        import hjson
-
-        try:
-            data = hjson.loads(text)
-        except ValueError:
-            return None
-    return data if isinstance(data, Mapping) else None
 
 
 def _stage(config: Mapping[str, Any] | None) -> int | None:
