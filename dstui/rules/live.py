@@ -22,6 +22,11 @@ warnings.simplefilter("ignore")
 try:
     import deepspeed
     import deepspeed.runtime.config as config
+
+    try:  # from 0.18.6 deepspeed.initialize reads the file before DeepSpeedConfig sees it
+        from deepspeed.runtime.tensor_parallel.init_utils import load_ds_config as read
+    except ImportError:
+        read = str
     from deepspeed import comm
     for module in (comm, comm.comm):
         module.is_initialized = lambda: True
@@ -63,7 +68,7 @@ for path in request["files"]:
     answer = {"file": path, "deepspeed": deepspeed.__version__}
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            source = fill(path, dict(request["args"])) if request["args"] is not None else path
+            source = fill(path, dict(request["args"])) if request["args"] is not None else read(path)
             made = config.DeepSpeedConfig(source)
         answer.update(verdict="accepted", problem=None, batch=[made.train_batch_size, made.train_micro_batch_size_per_gpu,
                                                               made.gradient_accumulation_steps])
@@ -82,6 +87,8 @@ class Answer:
     deepspeed: str
     verdict: str
     problem: str | None
+    batch: tuple[Any, Any, Any] | None = None
+    """train, micro, accumulation as that release holds them."""
 
     def to_json(self) -> dict[str, Any]:
         return {"deepspeed": self.deepspeed, "verdict": self.verdict, "problem": self.problem}
@@ -142,4 +149,9 @@ def ask(
             _("{python} cannot import deepspeed: {reason}").format(python=python, reason=answer["import"]),
             _("choose the training interpreter with --facts, or activate its environment"),
         )
-    return [Answer(a["file"], a["deepspeed"], a["verdict"], a["problem"]) for a in answer["answers"]]
+    return [
+        Answer(
+            a["file"], a["deepspeed"], a["verdict"], a["problem"], tuple(a["batch"]) if a["batch"] else None
+        )
+        for a in answer["answers"]
+    ]
