@@ -209,7 +209,9 @@ def _one(
         ranks_per_node=machine.ranks_per_node,
     )
     if machine.cpu_only:  # pinning is a no-op of the CPU accelerator: nothing is rounded
-        settings = replace(settings, pin_optimizer=False, pin_param=False)
+        # and pages of a bucket that no gradient reaches are never touched
+        bucket = min(settings.reduce_bucket, max(1, model.params))
+        settings = replace(settings, pin_optimizer=False, pin_param=False, reduce_bucket=bucket)
     scale = shape.params / model.params if guessed else 1.0
     workspace = 0 if machine.cpu_only else hardware.workspace(machine.capability)
     peaks = replay(model, settings, workspace)
@@ -347,9 +349,9 @@ def _on_cpu(
         0,
         peak,
         Range(
-            round(peak * (1 - doubt.low - 0.05)),
+            round(peak * (1 - doubt.low - 0.15)),
             peak,
-            round(peak * (1 + doubt.high + 0.15)) + doubt.extra * ranks,
+            round(peak * (1 + doubt.high + 0.25)) + doubt.extra * ranks,
         ),
         {"tensors": tensors * ranks, "processes": hardware.RANK_RSS_CPU * ranks},
     )

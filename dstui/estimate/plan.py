@@ -194,7 +194,7 @@ def _answer(
                     name=_name(last), need=gib(why.host.peak.expected)
                 )
             )
-        elif why.gpu.device is not None:
+        elif why.gpu.device is not None and why.verdict == "no":
             reasons.append(
                 _("{name} does not fit: {need} per GPU").format(
                     name=_name(last), need=gib(why.gpu.device.expected)
@@ -202,11 +202,13 @@ def _answer(
             )
     stage, optimizer, param = placement
     if optimizer != "none":
-        reasons.append(_("offload costs PCIe traffic and a slow CPU step; no stage without it fits"))
+        reasons.append(
+            _("offload costs PCIe traffic and a slow CPU step; no stage without it is sure to fit")
+        )
     elif stage == 3:
         reasons.append(_("stage 3 gathers parameters in every layer: 1.5 times the communication of stage 2"))
     elif stage == 0:
-        reasons.append(_("everything fits on each GPU: sharding would only cost"))
+        reasons.append(_("everything fits as it is: sharding would only cost"))
     if how.checkpointing and not start.checkpointing:
         reasons.append(_("gradient checkpointing is needed for it"))
     if e.verdict == "tight":
