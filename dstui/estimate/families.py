@@ -316,7 +316,7 @@ class _Builder:
     def __init__(self, shape: ModelShape, extra: Mapping[str, Any]) -> None:
         if None in (shape.hidden, shape.layers, shape.heads, shape.vocab, shape.family):
             raise ValueError("inventory() needs a shape with dimensions")
-        self.x = extra
+        self.x = {"qkv_bias": False, "o_bias": False, "mlp_bias": False, **extra}
         self.family = shape.family or ""
         self.h = shape.hidden or 0
         self.inner = shape.intermediate or 0

@@ -83,14 +83,19 @@ class Settings:
 
 
 def release_tuple(text: str | None) -> tuple[int, ...]:
-    """``0.19.8`` -> ``(0, 19, 8)``; local parts are ignored. Unknown: the newest known."""
+    """``0.19.8`` -> ``(0, 19, 8)``; local parts are ignored. None: the newest known."""
     parts: list[int] = []
-    for piece in (text or "").split("+")[0].split("."):
+    for piece in (text or schemas.newest()).split("+")[0].split("."):
         digits = "".join(c for c in piece if c.isdigit())
         if not digits:
             break
         parts.append(int(digits))
-    return tuple(parts) or (0, 19, 8)
+    if not parts:
+        raise DstuiError(
+            _("'{text}' is not a release of DeepSpeed").format(text=text),
+            _("write it like {release}").format(release=schemas.newest()),
+        )
+    return tuple(parts)
 
 
 def read_settings(
@@ -108,7 +113,14 @@ def read_settings(
     ``HfTrainerDeepSpeedConfig.trainer_config_finalize``): buckets from the hidden size, batch from the script.
     Raises DstuiError where a value cannot be a setting at all.
     """
-    return _Reader(config, training, shape, release_tuple(release), ranks, ranks_per_node).read()
+    settings, assumptions = _Reader(
+        config, training, shape, release_tuple(release), ranks, ranks_per_node
+    ).read()
+    if release is None:
+        assumptions.append(
+            _("the DeepSpeed release is not known: {release}").format(release=schemas.newest())
+        )
+    return settings, assumptions
 
 
 class _Reader:

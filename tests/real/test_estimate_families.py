@@ -17,7 +17,20 @@ pytestmark = pytest.mark.real
 
 SMALL = {"hidden_size": 96, "intermediate_size": 112, "num_hidden_layers": 3, "num_attention_heads": 6,
          "vocab_size": 500, "max_position_embeddings": 256, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
-DENSE = ["llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "glm", "glm4", "gpt_neox"]
+DENSE = [
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "phi",
+    "phi3",
+    "glm",
+    "glm4",
+    "gpt_neox",
+]
 
 
 def cases() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -93,7 +106,18 @@ def test_every_module_in_order(model_type: str, values: dict[str, Any]) -> None:
     assert shape.params == sum(wanted.values())
 
 
-REAL = [r for r, _n in known_models()]
+REAL = [r for r, _n in known_models() if not r.startswith("dstui/")]
+
+
+def test_the_bundled_gpt() -> None:
+    pytest.importorskip("deepspeed")
+    from dstui.examples.tiny_gpt import TinyGPT
+
+    with torch.device("meta"):
+        model = TinyGPT(vocab=256, hidden=256, layers=4, heads=4, seq=64, checkpointing=False)
+    sizes = [p.numel() for p in model.parameters()]
+    shape = load_model("tiny-gpt")
+    assert shape.params == sum(sizes) and inventory(shape).parameters() == sizes
 
 
 @pytest.mark.parametrize("repo", REAL)
