@@ -452,21 +452,16 @@ def build(
         argv = _deepspeed(spec, python, devices, per_node, port, look, facts)
         argv += [target, *args]
     elif launcher == "torchrun":
-        argv = [python, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc_per_node", str(per_node)]
-        argv += ["--master_addr", "127.0.0.1", "--master_port", str(port)]
-        if _knows_signals_option(python):
-            argv.append("--signals-to-handle=SIGTERM,SIGINT,SIGQUIT")  # its agent dies of SIGHUP otherwise
-        argv += [target, *args]
+        argv = [*_torchrun(python, per_node, port), target, *args]
     elif launcher == "accelerate":
         files["accelerate.yaml"] = accelerate_config(config if copy is not None else None, per_node, port)
         argv = [python, "-m", "accelerate.commands.launch", "--config_file", str(folder / "accelerate.yaml")]
         argv += [target, *args]
     elif launcher == "llamafactory":
-        added.update(
-            FORCE_TORCHRUN="1", NNODES="1", NODE_RANK="0", NPROC_PER_NODE=str(per_node),
-            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
-        )  # fmt: skip
-        argv = [python, "-m", "llamafactory.cli", "train", target, *args]
+        # What `FORCE_TORCHRUN=1 llamafactory-cli train` starts through a shell. `-m llamafactory.cli` is no
+        # way: in some releases that module does nothing when it is run (cli.py without a main guard).
+        added["FORCE_TORCHRUN"] = "1"
+        argv = [*_torchrun(python, per_node, port), "-m", "llamafactory.launcher", target, *args]
     elif launcher == "swift":
         added.update(NPROC_PER_NODE=str(per_node), MASTER_PORT=str(port))
         argv = [python, "-m", "swift.cli.main", spec.script, *args]
@@ -495,6 +490,14 @@ def build(
         config_how=how,
         config_options=options,
     )
+
+
+def _torchrun(python: str, per_node: int, port: int) -> list[str]:
+    argv = [python, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc_per_node", str(per_node)]
+    argv += ["--master_addr", "127.0.0.1", "--master_port", str(port)]
+    if _knows_signals_option(python):
+        argv.append("--signals-to-handle=SIGTERM,SIGINT,SIGQUIT")  # its agent dies of SIGHUP otherwise
+    return argv
 
 
 def _deepspeed(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import getpass
 import hashlib
 import json
@@ -291,9 +290,13 @@ def _tail(path: Path) -> str:
 
 def _umask() -> int:
     """The caller's umask: the training's files get it, the run directory is 0700 anyway."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+    try:  # os.umask() can only be read by setting it, which other threads would notice
+        status = Path("/proc/self/status").read_text()
+        return int(status.partition("Umask:")[2].split()[0], 8)
+    except (OSError, ValueError, IndexError):
+        mask = os.umask(0o077)
+        os.umask(mask)
+        return mask
 
 
 def _scope(run: RunDir) -> list[str]:
@@ -308,7 +311,3 @@ def _scope(run: RunDir) -> list[str]:
     if tool is None or not kills_user_processes():
         return []
     return [tool, "--user", "--scope", "--quiet", "--collect", f"--unit=dstui-{run.id}"]
-
-
-def with_name(spec: RunSpec, name: str | None) -> RunSpec:
-    return dataclasses.replace(spec, name=name)

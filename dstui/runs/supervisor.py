@@ -285,7 +285,7 @@ class Supervisor:
                 stdout=self.log.fd,
                 stderr=self.log.fd,
                 start_new_session=True,
-                preexec_fn=lambda: os.umask(umask) and None,  # Popen(umask=) does the same but wants >= 0
+                umask=umask,
             )
         except (OSError, subprocess.SubprocessError) as e:
             reason = f"cannot start {self.job['argv'][0]}: {getattr(e, 'strerror', None) or e}"

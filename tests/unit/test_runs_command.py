@@ -157,8 +157,8 @@ def test_llamafactory(work: Path) -> None:
     copy = c.files["train.yaml"]
     assert f'deepspeed: "{work}/run/config.json"' in copy and copy.startswith("# mine\nstage: sft\n")
     assert json.loads(c.files["config.json"])["train_batch_size"] == 2  # the file that the YAML named
-    assert c.env["FORCE_TORCHRUN"] == "1" and c.env["NPROC_PER_NODE"] == "2"
-    assert c.argv[-2:] == ("train", f"{work}/run/train.yaml")
+    assert c.env["FORCE_TORCHRUN"] == "1" and c.argv[c.argv.index("--nproc_per_node") + 1] == "2"
+    assert c.argv[-3:] == ("-m", "llamafactory.launcher", f"{work}/run/train.yaml")
     assert (work / "x.yaml").read_text() == yaml
 
 

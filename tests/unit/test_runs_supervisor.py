@@ -352,3 +352,13 @@ def test_the_callers_descendants_do_not_grow(begin: Callable[..., RunDir]) -> No
         len(descendants(os.getpid())) == before
     )  # not our child: nothing to reap, nothing that dies with us
     ended(run)
+
+
+def test_an_answer_is_remembered(begin: Callable[..., RunDir], tmp_path: Path) -> None:
+    """`--cfg {config}` once, and the next run of this script needs to say it no more."""
+    source = "import sys, fire; print(sys.argv[1:])"
+    (tmp_path / "fire.py").write_text("")
+    first = begin(source, "--cfg", "{config}", config={})
+    second = begin(source, "--lr", "1", config={})
+    ended(first), ended(second)
+    assert second.out_log.read_text() == f"['--lr', '1', '--cfg', '{second.config_path}']\n"
