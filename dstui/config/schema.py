@@ -199,18 +199,21 @@ def _type_name(term: Any) -> tuple[str, tuple[Any, ...] | None, bool]:
 
 def _collect(schema: Schema) -> dict[str, Key]:
     out: dict[str, Key] = {}
-    texts = key_texts()["keys"]
+    texts, blocks = key_texts()["keys"], key_texts()["blocks"]
     models = schema.facts["models"]
 
     def text(pointer: str) -> dict[str, Any]:
-        found = texts.get(pointer[1:].replace("/", "."), {})
-        return found if isinstance(found, dict) else {}
+        name = pointer[1:].replace("/", ".")
+        found: dict[str, Any] = texts.get(name) or {"text": blocks.get(name, {}).get("text", "")}
+        return found
 
     def add_model(base: str, name: str) -> None:
         for field_name, field in models[name]["fields"].items():
             shown = field.get("alias", field_name)
             pointer = f"{base}/{shown}"
-            entry = text(pointer) or text(f"{base}/{field_name}")
+            entry = text(pointer)
+            if len(entry) < 2:
+                entry = text(f"{base}/{field_name}")
             type_name, choices, null = _type_name(field["type"])
             replacement = field.get("deprecated", {}).get("new_param") if "deprecated" in field else None
             out[pointer] = Key(
