@@ -12,6 +12,7 @@ import signal
 import sys
 import termios
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -70,9 +71,9 @@ class Lifeline:
         self._leave(code)
 
     def _last_resort(self, code: int) -> None:
-        """The loop did not end in time: restore what can be restored and go."""
-        if self._done.wait(GRACE):
-            return
+        """The process did not end in time (also when the writer thread waits for a terminal that reads no more):
+        restore what can be restored and go."""
+        time.sleep(GRACE)
         try:
             os.set_blocking(2, False)
             os.write(2, _RESTORE)

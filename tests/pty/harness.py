@@ -63,9 +63,10 @@ class Terminal:
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        if self.child.isalive():
-            self.child.kill(signal.SIGKILL)
-        self.child.close(force=True)
+        if not self.child.closed:
+            if self.child.isalive():
+                self.child.kill(signal.SIGKILL)
+            self.child.close(force=True)
 
     # ---- output
 
@@ -131,6 +132,11 @@ class Terminal:
 
     def kill(self, number: int) -> None:
         os.kill(self.child.pid, number)
+
+    def hang_up(self) -> None:
+        """Close the master side, as a terminal that dies does."""
+        self.child.ptyproc.fileobj.close()
+        self.child.ptyproc.closed = self.child.closed = True
 
     def gone(self, limit: float = 5.0) -> float:
         """Wait for the process to end; returns the seconds it took."""

@@ -94,16 +94,14 @@ def test_ctrl_c_asks_once(term: Terminal) -> None:
     assert term.code == 0
 
 
-def forget(t: Terminal, *, close: bool = True) -> None:
+def forget(t: Terminal) -> None:
     """Clean up after a child that the test itself waited for."""
     try:
         os.kill(t.child.pid, signal.SIGKILL)
     except ProcessLookupError:
         pass
-    if close:
-        os.close(t.child.child_fd)
-    t.child.closed = True
-    t.child.terminated = True
+    if not t.child.closed:
+        t.hang_up()
 
 
 _IGNORES_HUP = """
@@ -133,10 +131,10 @@ def test_lost_terminal_without_a_signal(tmp_path: Path) -> None:
         t.wait("Recommended")
         t.settle()
         pid = t.child.pid
-        os.close(t.child.child_fd)
+        t.hang_up()
         assert _end_of(pid, 5.0) <= 2.0
     finally:
-        forget(t, close=False)
+        forget(t)
 
 
 def test_terminal_that_stops_reading(tmp_path: Path) -> None:

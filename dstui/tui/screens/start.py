@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from textual.app import ComposeResult
 
@@ -17,6 +18,9 @@ from dstui.tui.widgets.form import Form
 from dstui.tui.widgets.lines import LineView
 from dstui.tui.widgets.menu import Item, Menu
 from dstui.units import duration
+
+if TYPE_CHECKING:
+    from dstui.runs.store import RunDir
 
 CONFIG_NAMES = (
     "ds_config.json",
@@ -44,7 +48,7 @@ class StartScreen(BaseScreen):
         yield LineView(id="machine")
 
     def on_mount(self) -> None:
-        self.query_one(Menu).focus()
+        self.set_focus(self.query_one(Menu))
         self.query_one("#file").display = False
         self.watch(self.app, "facts", self._facts_changed, init=False)
 
@@ -143,7 +147,7 @@ class StartScreen(BaseScreen):
             return Item("join", _("Join a run"), _("there are no runs yet"), enabled=False)
         newest = runs[0]
         note = ngettext("{n} run", "{n} runs", len(runs)).format(n=len(runs))
-        note += f"; {newest.name or newest.id} {_state(newest)}"
+        note += f"; {_name(newest)} {_state(newest)}"
         return Item("join", _("Join a run"), note)
 
     def _run_items(self) -> list[Item]:
@@ -153,7 +157,7 @@ class StartScreen(BaseScreen):
         return [
             Item(
                 run.id,
-                run.name or run.id,
+                _name(run),
                 f"{_state(run)}  "
                 + _("{age} ago").format(age=duration(now - run.created_at))
                 + f"  {run.id}",
@@ -222,7 +226,7 @@ class StartScreen(BaseScreen):
         self._level = "main"
         self.query_one("#file").display = False
         self.query_one(Menu).display = True
-        self.query_one(Menu).focus()
+        self.set_focus(self.query_one(Menu))
         self.say("")
         self.redraw()
 
@@ -233,7 +237,7 @@ class StartScreen(BaseScreen):
         self.query_one(Menu).display = False
         form = self.query_one("#file", Form)
         form.display = True
-        form.focus()
+        self.set_focus(form)
         self._load_file(self._config_here() or "", "")
         self.set_keys(
             [("Enter", _("open")), (_("type"), _("replace")), ("Tab", _("complete")), ("Esc", _("back"))]
@@ -273,10 +277,20 @@ class StartScreen(BaseScreen):
         self.key_escape()
 
 
-def _state(run: object) -> str:
+def _name(run: RunDir) -> str:
+    try:
+        return run.name or run.id
+    except DstuiError:  # a damaged manifest
+        return run.id
+
+
+def _state(run: RunDir) -> str:
     from dstui.runs import store
 
-    state = store.state(run)  # type: ignore[arg-type]
+    try:
+        state = store.state(run)
+    except DstuiError:
+        return _("damaged")
     return {
         "starting": _("starting"),
         "running": _("running"),

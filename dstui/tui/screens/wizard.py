@@ -143,7 +143,7 @@ class WizardScreen(BaseScreen):
         return self._report
 
     def on_mount(self) -> None:
-        self.form.focus()
+        self.set_focus(self.form)
         self.watch(self.app, "facts", self._facts_changed, init=False)
 
     def on_screen_resume(self) -> None:
@@ -154,7 +154,7 @@ class WizardScreen(BaseScreen):
             self._report, self._fresh = None, False
             self._panel_open = False
             self.set_class(False, "-panel", "-review")
-            self.form.focus()
+            self.set_focus(self.form)
             if self.dstui.facts is not None:
                 self.session.set_facts(self.dstui.facts)
             self._changed()
@@ -165,6 +165,11 @@ class WizardScreen(BaseScreen):
             self.session.set_facts(self.dstui.facts)
             self._changed()
             self.redraw()
+
+    def on_line_view_resized(self, message: LineView.Resized) -> None:
+        """The panel or the review's lower part has come, or has another width."""
+        if message.view.id in ("panel", "detail"):
+            self._draw_answer()
 
     def help_text(self) -> str:
         """For the top of the help page: this step and its signal."""
@@ -191,6 +196,8 @@ class WizardScreen(BaseScreen):
 
         def done(report: Report) -> None:
             self._computing = False
+            if not self.is_mounted:
+                return
             if session is not self._session or self._timer is not None:
                 return  # a later change has asked again
             stale = session.adopt(report)
@@ -204,6 +211,8 @@ class WizardScreen(BaseScreen):
 
         def failed(error: BaseException) -> None:
             self._computing = False
+            if not self.is_mounted:
+                return
             self._broken = f"{type(error).__name__}: {error}. {self.dstui.record(error)}"
             self._draw_answer()
 
@@ -436,19 +445,18 @@ class WizardScreen(BaseScreen):
         self._close_panel()
         self._draw_step()
         self._draw_answer()
-        self.call_after_refresh(self.draw_review)  # its view has a size only now
 
     def _close_panel(self) -> None:
         if self._panel_open:
             self._panel_open = False
             self.set_class(False, "-panel")
-            self.form.focus()
+            self.set_focus(self.form)
 
     def on_rail_step(self, message: Rail.Step) -> None:
         self.show_step(self._step + message.delta)
 
     def on_rail_left(self) -> None:
-        self.form.focus()
+        self.set_focus(self.form)
         self.call_after_refresh(self._refocused)
 
     def _refocused(self) -> None:
@@ -467,7 +475,7 @@ class WizardScreen(BaseScreen):
             return
         here = self.focused if isinstance(self.focused, LineView) else self.form
         at = ring.index(here) if here in ring else 0
-        ring[(at + 1) % len(ring)].focus()
+        self.set_focus(ring[(at + 1) % len(ring)])
         self.call_after_refresh(self._refocused)
 
     def action_back(self) -> None:
@@ -511,9 +519,9 @@ class WizardScreen(BaseScreen):
             else:
                 self._page = pages[pages.index(self._page) + 1]
             self.set_class(True, "-panel")
-            self.view("panel").focus()
-        self.call_after_refresh(self._draw_answer)
+            self.set_focus(self.view("panel"))
         self.call_after_refresh(self._draw_help)
+        self._draw_answer()
 
     # ---- fields
 

@@ -8,6 +8,7 @@ from rich.cells import cell_len
 from rich.segment import Segment
 from textual.events import Resize
 from textual.geometry import Region
+from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
@@ -34,6 +35,13 @@ class LineView(Widget):
     DEFAULT_CSS = """
     LineView { height: 1fr; width: 1fr; }
     """
+
+    class Resized(Message):
+        """The view has another size; rows that were made for its width should be made again."""
+
+        def __init__(self, view: LineView) -> None:
+            super().__init__()
+            self.view = view
 
     def __init__(
         self,
@@ -86,6 +94,7 @@ class LineView(Widget):
     def on_resize(self, _event: Resize) -> None:
         self._painted = []
         self._sync()
+        self.post_message(self.Resized(self))
 
     def _window(self) -> list[Line]:
         height, width = self.size.height, self.size.width
