@@ -18,6 +18,7 @@ os.dup2(2, 1)
 warnings.simplefilter("ignore")
 
 import deepspeed  # noqa: E402
+import deepspeed.comm.comm as comm  # noqa: E402
 import torch  # noqa: E402
 
 deepspeed.init_distributed("gloo")
@@ -30,7 +31,7 @@ def facts_of(engine):
         "dtype": str(next(engine.module.parameters()).dtype),
         "clipping": engine.gradient_clipping(),
         "accumulation": engine.gradient_accumulation_steps(),
-        "comms_logger": bool(deepspeed.comm.comms_logger.enabled) if deepspeed.comm.comms_logger else False,
+        "comms_logger": comm.comms_logger.enabled,
         "aio": dict(engine._config.aio_config or {}),
         "max_lrs": getattr(engine.lr_scheduler, "max_lrs", None),
         "basic_optimizer": type(engine.basic_optimizer).__name__,
@@ -41,7 +42,7 @@ def facts_of(engine):
 
 def one(case):
     torch.manual_seed(0)
-    deepspeed.comm.comms_logger = None
+    comm.comms_logger.enabled = False
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
     answer = {"name": case["name"], "phase": "init"}
     client = None

@@ -99,12 +99,11 @@ STOPS: list[tuple[str, str, dict[str, Any], str]] = [
     ),
     ("DS718", "init", {**B, **ADAM, "data_types": {"grad_accum_dtype": "fp33"}, **zero(stage=1)}, ""),
     (
-        "DS719",
+        "DS720",
         "init",
-        {**B, **optimizer("Lamb", lr=1e-3), "fp16": {"enabled": True, "loss_scale": 128}},
-        "dynamic loss scaling",
+        {**B, **optimizer("Muon", lr=0.02, torch_adam=True), **zero(stage=3)},
+        "Muon and reduce scatter",
     ),
-    ("DS720", "init", {**B, **optimizer("Muon", lr=0.02), **zero(stage=3)}, "Muon and reduce scatter"),
 ]
 
 RUNS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
