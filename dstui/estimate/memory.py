@@ -230,6 +230,12 @@ def _one(
         return _on_cpu(peaks, settings, machine, host, doubts, scale, assumptions)
     gpu = _gpu(peaks, settings, machine, doubts, scale)
     host_fit = _host(host, machine, scale)
+    if host_fit.capacity is None and host_fit.peak is not None:
+        assumptions.append(
+            _("host RAM is not known: the {need} that a node needs are not compared").format(
+                need=gib(host_fit.peak.expected)
+            )
+        )
     nvme = NvmeFit(machine.nvme_capacity, round(host.nvme * scale)) if host.nvme else None
     verdict, reason, binds = _judge(gpu, host_fit, nvme, host, settings, machine)
     if guessed and verdict in ("fits", "tight"):
@@ -427,7 +433,7 @@ def _judge(
     return ("tight" if "tight" in verdicts else "fits"), None, binds
 
 
-_MOST_CHANGES = 6
+_MOST_CHANGES = 4
 
 
 def _changes(
@@ -471,16 +477,24 @@ def _hopeless(
     machine: _Machine,
     release: str | None,
 ) -> bool:
-    """Whether parameters, master copy and moments alone exceed a GPU: saves the replay."""
+    """Whether the states alone exceed a GPU in init or step: a lower bound that saves the replay."""
     if training.lora_rank or training.quant != "none" or machine.gpu_capacity is None:
         return False
     s, _notes = read_settings(
         config, training, model, release=release, ranks=machine.ranks, ranks_per_node=machine.ranks_per_node
     )
-    ranks = s.ranks if s.stage else 1
-    kept = (s.element if s.stage < 3 else s.element / ranks) if s.offload_param == "none" else 0
-    states = 0.0 if s.offload_optimizer != "none" else (4 + s.moment) / ranks
-    return (kept + states) * shape.params > machine.gpu_capacity
+    b, kept = s.element, 4 + s.moment
+    if s.stage == 0:
+        least: float = b + kept + (b + 4 if b == 2 else 4)  # 16-bit and fp32 gradients in the step
+    elif s.stage < 3:
+        flatten: float = 2 * b if s.release >= (0, 19, 0) else b
+        least = max(flatten, b + (0 if s.offload_optimizer != "none" else (kept + 4) / s.ranks))
+    else:
+        states = b if s.offload_param == "none" else 0
+        if s.offload_optimizer == "none":
+            states += kept + s.accumulate
+        least = max(states / s.ranks, 0 if s.zero_init else b)
+    return least * shape.params > machine.gpu_capacity
 
 
 def _saved(now: Estimate, then: Estimate, where: str) -> int | None:

@@ -170,7 +170,7 @@ class _Run:
         else:
             self._load()
         rest = 0
-        passes = 3 if s.stage == 3 else 2
+        passes = 2
         for i in range(passes):
             self._iteration(first=i == 0)
             rest = mem.allocated
