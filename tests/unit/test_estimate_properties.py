@@ -51,7 +51,7 @@ trainings = st.builds(
 models = st.sampled_from(MODELS).map(load_model)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(models, trainings, st.sampled_from((1, 2, 3)), st.sampled_from((1, 2, 4)))
 def test_more_gpus_never_need_more_per_gpu(
     shape: ModelShape, training: Training, stage: int, ranks: int
@@ -62,7 +62,7 @@ def test_more_gpus_never_need_more_per_gpu(
     assert allocated(many) <= allocated(few) * 1.01
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(models, trainings, st.sampled_from((2, 4, 8)))
 def test_a_higher_stage_never_needs_more_states(shape: ModelShape, training: Training, ranks: int) -> None:
     def rest(stage: int) -> int:
@@ -74,7 +74,7 @@ def test_a_higher_stage_never_needs_more_states(shape: ModelShape, training: Tra
     assert all(b <= a * 1.001 + (1 << 24) for a, b in itertools.pairwise(sizes)), sizes
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(models, trainings, st.sampled_from((1, 2, 3)), st.sampled_from((1, 2, 8)))
 def test_offload_never_needs_more_gpu(shape: ModelShape, training: Training, stage: int, ranks: int) -> None:
     def states(e: Estimate) -> int:
@@ -88,7 +88,7 @@ def test_offload_never_needs_more_gpu(shape: ModelShape, training: Training, sta
         assert allocated(with_it) <= allocated(without)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(models, trainings, st.sampled_from(PLACEMENTS), st.sampled_from((1, 2, 8)))
 def test_parts_sum_and_ranges_are_ordered(
     shape: ModelShape, training: Training, placement: tuple[int, str, str], ranks: int
@@ -104,7 +104,7 @@ def test_parts_sum_and_ranges_are_ordered(
     assert sum(e.host.parts.values()) == e.host.pinned + e.host.pageable
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(models, st.sampled_from((0, 1, 2, 3)), st.booleans())
 def test_memory_grows_with_the_batch(shape: ModelShape, stage: int, checkpointing: bool) -> None:
     sizes = [
@@ -118,8 +118,8 @@ def test_memory_grows_with_the_batch(shape: ModelShape, stage: int, checkpointin
         )
         for m in (1, 2, 4, 8)
     ]
-    # a block may be up to 1 MiB larger than asked, whichever block is at hand
-    assert all(b >= a - (4 << 20) for a, b in itertools.pairwise(sizes)), sizes
+    # each tensor's block may be up to 1 MiB larger than asked, depending on what is cached: 1 % of slack
+    assert all(b >= 0.99 * a for a, b in itertools.pairwise(sizes)), sizes
 
 
 @settings(max_examples=15, deadline=None)
