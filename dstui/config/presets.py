@@ -85,6 +85,10 @@ def _load_file(path: Path, *, shipped: bool) -> Preset:
         raise DstuiError(
             _("{path} cannot be read: {reason}").format(path=path, reason=e.strerror or e)
         ) from e
+    return _load(raw, path, shipped=shipped)
+
+
+def _load(raw: bytes, path: Path, *, shipped: bool) -> Preset:
     data = Document.parse(raw, str(path)).data
     try:
         data = json.loads(raw)  # the same values, but 1.0 stays a float
@@ -180,7 +184,7 @@ def user_path(name: str) -> Path:
     return paths.user_presets_dir() / f"{check_name(name)}.json"
 
 
-def _free(name: str) -> Path:
+def free(name: str) -> Path:
     """The path for a new preset. Raises DstuiError when the name is taken (case does not distinguish)."""
     path = user_path(name)
     for p in list_presets():
@@ -205,7 +209,7 @@ def editable(name: str) -> Preset:
     return found
 
 
-def _write(path: Path, preset: Preset, *, backup: bool = False) -> Path:
+def _make_folder(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as e:
@@ -213,6 +217,10 @@ def _write(path: Path, preset: Preset, *, backup: bool = False) -> Path:
             _("{path} cannot be made: {reason}").format(path=path.parent, reason=e.strerror or e),
             _("DSTUI_CONFIG_HOME moves the folder"),
         ) from e
+
+
+def _write(path: Path, preset: Preset, *, backup: bool = False) -> Path:
+    _make_folder(path)
     save(path, json.dumps(preset.to_json(), indent=2, ensure_ascii=False) + "\n", backup=backup)
     return path
 
@@ -224,9 +232,25 @@ def save_user(preset: Preset, *, overwrite: bool = False) -> Preset:
             editable(preset.name)
         path = user_path(preset.name)
     else:
-        path = _free(preset.name)
+        path = free(preset.name)
     _write(path, preset)
     return replace(preset, path=path, shipped=False, problem=None)
+
+
+def parse(text: str, name: str) -> Preset:
+    """The user's preset ``name`` that a file with ``text`` would be. Raises DstuiError when it would be none."""
+    return _load(text.encode(), user_path(name), shipped=False)
+
+
+def save_text(name: str, text: str) -> Preset:
+    """Write ``text``, comments and all, as the user's preset ``name``. Raises DstuiError, nothing changed."""
+    fresh = parse(text, name)
+    found = find(name)
+    path = free(name) if found is None or found.shipped else found.path
+    assert path is not None
+    _make_folder(path)
+    save(path, text if text.endswith("\n") else text + "\n", backup=False)
+    return replace(fresh, name=name, path=path)
 
 
 def replace_file(name: str, draft: Path) -> Preset:
@@ -258,7 +282,7 @@ def rename(name: str, new: str) -> Preset:
     if name.lower() == new.lower() and name != new:
         target = user_path(new)
     else:
-        target = _free(new)
+        target = free(new)
     try:
         old.path.rename(target)
     except OSError as e:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
 
-from dstui.errors import DstuiError, Exit
+from dstui.errors import Exit
 from dstui.i18n import _
-from dstui.runs import control, store
-from dstui.runs.store import RunDir
+from dstui.runs import store
+from dstui.runs.control import refuse_living, remove
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -24,33 +22,3 @@ def run(args: argparse.Namespace) -> int:
         remove(target)
         print(_("run {id} removed").format(id=target.id))
     return Exit.OK
-
-
-def refuse_living(run: RunDir) -> None:
-    """Raises DstuiError while anything of the run may still be alive."""
-    try:
-        state = store.state(run)
-    except DstuiError:
-        state = "lost"  # damaged: only its processes can tell
-    if state in ("starting", "running", "stalled"):
-        raise DstuiError(
-            _("run {id} is {state}: not removed").format(id=run.id, state=state),
-            _("stop it first: dstui stop {id}").format(id=run.id),
-        )
-    if state == "lost" and control.orphans(run):
-        raise DstuiError(
-            _("run {id} lost its supervisor, but its ranks are alive: not removed").format(id=run.id),
-            _("stop it first: dstui stop {id}").format(id=run.id),
-        )
-
-
-def remove(run: RunDir) -> None:
-    """Delete the directory; it leaves the list in one step, before its files go."""
-    hidden = run.path.with_name(f".rm-{run.id}-{os.getpid()}")
-    try:
-        run.path.rename(hidden)
-        shutil.rmtree(hidden)
-    except OSError as e:
-        raise DstuiError(
-            _("{path}: cannot be removed: {cause}").format(path=run.path, cause=e.strerror or e)
-        ) from e

@@ -1,4 +1,4 @@
-"""Ask a run to stop, from any terminal on any host; end what a dead supervisor left behind."""
+"""Ask a run to stop, from any terminal on any host; end what a dead supervisor left behind; forget an ended run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import getpass
 import json
 import os
+import shutil
 import signal
 import time
 from dataclasses import dataclass
@@ -154,3 +155,33 @@ def _note(run: RunDir, killed: dict[Process, None]) -> None:
     if killed:
         with contextlib.suppress(OSError):
             run.append_event("orphans_ended", pids=[p.pid for p in killed])
+
+
+def refuse_living(run: RunDir) -> None:
+    """Raises DstuiError while anything of the run may still be alive."""
+    try:
+        state = store.state(run)
+    except DstuiError:
+        state = "lost"  # damaged: only its processes can tell
+    if state in ("starting", "running", "stalled"):
+        raise DstuiError(
+            _("run {id} is {state}: not removed").format(id=run.id, state=state),
+            _("stop it first: dstui stop {id}").format(id=run.id),
+        )
+    if state == "lost" and orphans(run):
+        raise DstuiError(
+            _("run {id} lost its supervisor, but its ranks are alive: not removed").format(id=run.id),
+            _("stop it first: dstui stop {id}").format(id=run.id),
+        )
+
+
+def remove(run: RunDir) -> None:
+    """Delete the directory; it leaves the list in one step, before its files go."""
+    hidden = run.path.with_name(f".rm-{run.id}-{os.getpid()}")
+    try:
+        run.path.rename(hidden)
+        shutil.rmtree(hidden)
+    except OSError as e:
+        raise DstuiError(
+            _("{path}: cannot be removed: {cause}").format(path=run.path, cause=e.strerror or e)
+        ) from e

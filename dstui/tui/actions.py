@@ -34,6 +34,7 @@ ACTIONS: list[Action] = [
     Action("app", "interrupt", "ctrl+c", N_("ask what to do with the run, or quit"), priority=True),
     Action("app", "runs", "ctrl+r", N_("the list of runs")),
     Action("app", "wizard", "ctrl+w", N_("the wizard")),
+    Action("app", "presets", "ctrl+e,f6", N_("presets: look, edit, copy, delete")),
     Action("start", "up", "up", N_("up")),
     Action("start", "down", "down", N_("down")),
     Action("start", "choose", "enter,right,space", N_("choose")),

@@ -146,8 +146,16 @@ class DstuiApp(OrderedKeys):
 
     def _new_session(self, preset: Preset | None, document: Document | None) -> Session:
         from dstui.session import Session
+        from dstui.settings import Settings
 
-        return Session(self.facts, cwd=self.cwd, document=document, preset=preset, patient=False)
+        return Session(
+            self.facts,
+            cwd=self.cwd,
+            document=document,
+            preset=preset,
+            settings=Settings.load(),
+            patient=False,
+        )
 
     # ---- errors
 
@@ -206,6 +214,9 @@ class DstuiApp(OrderedKeys):
 
     def action_wizard(self) -> None:
         self.switch_mode("wizard")
+
+    def action_presets(self) -> None:
+        self.switch_mode("presets")
 
     def action_quit_app(self) -> None:
         self.exit()

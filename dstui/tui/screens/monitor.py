@@ -366,11 +366,11 @@ class MonitorScreen(BaseScreen):
         self.set_class(name == "log", "-log")
         self.set_class(name in ("plan", "config", "diagnosis"), "-page")
         if name == "log":
-            self.log_view.focus()
+            self.set_focus(self.log_view)
         elif name == "overview":
             self.set_focus(None)
         else:
-            self.view("page").focus()
+            self.set_focus(self.view("page"))
         self.call_after_refresh(self.redraw)
 
     def _turn(self, delta: int) -> None:

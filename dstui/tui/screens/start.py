@@ -75,6 +75,8 @@ class StartScreen(BaseScreen):
         keys = [("Enter", _("choose")), ("Up/Down", _("move"))]
         if self._level != "main":
             keys.append(("Left", _("back")))
+            if self._level == "preset":
+                keys.append(("^E", _("edit presets")))
         else:
             keys.append(("^R", _("runs")))
         self.set_keys(keys)
