@@ -143,7 +143,7 @@ try:
 except ImportError:
     pass
 release = {
-    "version": deepspeed.__version__.split("+")[0],
+    "version": deepspeed.__version__.split("+")[0].strip(),
     "pydantic": int(pydantic.VERSION.split(".")[0]),
     "models": models, "roots": roots, "readers": readers, "functions": functions,
     "helpers": [n for n in ("get_dynamic_batching",) if n in vars(D)],
