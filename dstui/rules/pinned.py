@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dstui.facts.model import UNLIMITED
 from dstui.i18n import N_, _
 from dstui.rules.diagnostic import Severity
 from dstui.rules.edits import put
@@ -206,6 +205,8 @@ def nvme_buffers_exceed_memlock(s: Subject) -> Iterator[Hit | Lacks]:
     if s.facts is None or s.facts.host.memlock_soft is None:
         yield Lacks("facts.host.memlock_soft")
         return
+    from dstui.facts.model import UNLIMITED
+
     count, size = s.integer(PARAM + "/buffer_count"), s.integer(PARAM + "/buffer_size")
     if count is None or size is None or s.facts.host.memlock_soft == UNLIMITED:
         return

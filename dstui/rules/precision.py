@@ -321,7 +321,7 @@ def untested_optimizer(s: Subject) -> Iterator[Hit]:
     name = s.optimizer
     if not s.stage or name is None or s.get(pointer, False) not in (False, 0, None):
         return
-    own = {o.name.lower(): o.tested for o in DEEPSPEED_OPTIMIZERS}
+    own = {o.name.lower(): o.tested for o in DEEPSPEED_OPTIMIZERS if not o.until}  # the 1-bit ones: DS803
     tested = own.get(name.lower())
     if tested is None:
         tested = name in ("Adam", "AdamW", "Adagrad") if name in TORCH_OPTIMIZERS else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Union
 
 from dstui.rules.diagnostic import Fix, Severity, When
@@ -82,6 +83,7 @@ class Rule:
 _RULES: dict[str, Rule] = {}
 
 
+@lru_cache(maxsize=256)
 def version_key(release: str) -> tuple[int, ...]:
     """``0.19.8+cu121`` -> (0, 19, 8): compares releases; anything after the numbers is left out."""
     parts = re.match(r"\d+(?:\.\d+)*", release.strip())
