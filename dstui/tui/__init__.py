@@ -12,11 +12,13 @@ def start(
     of ``dstui detect --json`` to plan for instead of this machine. ``watch``: id of a run to join at once.
     Raises DstuiError (exit code 2) without a usable terminal or with an unreadable file.
     """
+    from dstui.settings import Settings
     from dstui.tui import terminal
 
     terminal.require_terminal()
-    profile = terminal.profile(low)
+    settings = Settings.load()
+    profile = terminal.profile(low or settings.get("low"), ascii_only=settings.get("ascii"))
     terminal.prepare_environment(profile)
-    from dstui.tui.app import run_app
+    from dstui.tui.entry import run_app
 
     return run_app(profile, file=file, facts=facts, watch=watch)

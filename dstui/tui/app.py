@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import sys
 import traceback
 from functools import partial
 from pathlib import Path
@@ -277,33 +276,3 @@ class DstuiApp(OrderedKeys):
             except DstuiError:
                 continue
         return live
-
-
-def run_app(profile: Profile, *, file: str | None, facts: str | None, watch: str | None) -> int:
-    """Read the inputs (an unreadable one is an error before the screen is taken), run, say how to rejoin."""
-    known: Facts | None = None
-    document = None
-    if facts:
-        from dstui.facts.describe import load_facts
-
-        known = load_facts(facts)
-    if file:
-        from dstui.config import document as documents
-
-        document = documents.read(file)
-    if watch:
-        from dstui.runs.store import find_run
-
-        watch = find_run(watch).id
-    app = DstuiApp(profile, facts=known, document=document, watch=watch)
-    app.run(mouse=False)
-    for run_id in app.live_runs():
-        _tell(_("The run {id} goes on. Join it with: dstui watch {id}").format(id=run_id))
-    return app.return_code or 0
-
-
-def _tell(text: str) -> None:
-    try:
-        print(text, flush=True)
-    except OSError:  # the terminal is gone
-        sys.stdout = None

@@ -105,10 +105,16 @@ def speaks_utf8(environ: Mapping[str, str]) -> bool:
         locale.setlocale(locale.LC_CTYPE, before)
 
 
-def profile(low: bool = False, environ: Mapping[str, str] | None = None) -> Profile:
+def profile(
+    low: bool = False, environ: Mapping[str, str] | None = None, *, ascii_only: bool = False
+) -> Profile:
     """The profile for this terminal; ``DSTUI_ASCII=1`` and ``DSTUI_LOW=1`` (or ``--low``) force their half."""
     env = original_environment() if environ is None else environ
-    ascii_only = env.get("DSTUI_ASCII") == "1" or (env.get("DSTUI_ASCII") != "0" and not speaks_utf8(env))
+    ascii_only = (
+        ascii_only
+        or env.get("DSTUI_ASCII") == "1"
+        or (env.get("DSTUI_ASCII") != "0" and not speaks_utf8(env))
+    )
     return Profile(unicode=not ascii_only, low=low or env.get("DSTUI_LOW") == "1")
 
 

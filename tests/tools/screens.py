@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import tempfile
 from pathlib import Path
 
@@ -29,6 +30,7 @@ async def capture(
     i18n.set_language("zh_CN" if lang == "zh" else "en")
     made: list[Path] = []
     with tempfile.TemporaryDirectory(prefix="dstui-screens-") as cwd:
+        os.environ["DSTUI_STATE_HOME"] = str(Path(cwd) / ".state")  # no run of the developer's
         script = Path(cwd) / "train.py"
         script.write_text("import deepspeed\ndeepspeed.initialize()\n")
         app = DstuiApp(profile, facts=facts, cwd=Path(cwd))

@@ -443,3 +443,13 @@ async def test_failed_start_stays_in_review(make_app: MakeApp, monkeypatch: pyte
         await walk.settle()
         assert "port 29500 is taken" in walk.text and "another port" in walk.text
         assert walk.step == "review"
+
+
+async def test_presets_and_runs_are_modes_of_their_own(make_app: MakeApp) -> None:
+    """A mode's screen is made when it is first entered; the wizard comes back as it was left."""
+    async with walking(make_app(cpu_facts())) as walk:
+        await walk.to(6)
+        await walk.press("ctrl+r")
+        assert walk.app.current_mode == "runs"
+        await walk.press("ctrl+w")
+        assert walk.step == "batch"

@@ -160,17 +160,20 @@ class Review:
             return
         self._starting = True
         screen.say(_("starting the run ..."))
-        session = screen.session
-        copy = session.fork()
+        copy = screen.session.fork()
 
         def work() -> str:
             from dstui.runs.start import start
 
-            return start(copy.run_spec(), facts).id
+            run_id = start(copy.run_spec(), facts).id
+            try:
+                copy.remember()
+            except DstuiError:
+                pass  # the settings cannot be written: the run goes on, the answers are asked again
+            return run_id
 
         def done(run_id: str) -> None:
             self._starting = False
-            session.remember()
             screen.say("")
             screen.dstui.open_run(run_id)
 

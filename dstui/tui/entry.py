@@ -1,0 +1,40 @@
+"""Reads the inputs, runs the app, says how to rejoin what goes on."""
+
+from __future__ import annotations
+
+import sys
+
+from dstui.facts.model import Facts
+from dstui.i18n import _
+from dstui.tui.app import DstuiApp
+from dstui.tui.terminal import Profile
+
+
+def run_app(profile: Profile, *, file: str | None, facts: str | None, watch: str | None) -> int:
+    """Read the inputs (an unreadable one is an error before the screen is taken), run, say how to rejoin."""
+    known: Facts | None = None
+    document = None
+    if facts:
+        from dstui.facts.describe import load_facts
+
+        known = load_facts(facts)
+    if file:
+        from dstui.config import document as documents
+
+        document = documents.read(file)
+    if watch:
+        from dstui.runs.store import find_run
+
+        watch = find_run(watch).id
+    app = DstuiApp(profile, facts=known, document=document, watch=watch)
+    app.run(mouse=False)
+    for run_id in app.live_runs():
+        _tell(_("The run {id} goes on. Join it with: dstui watch {id}").format(id=run_id))
+    return app.return_code or 0
+
+
+def _tell(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except OSError:  # the terminal is gone
+        sys.stdout = None
