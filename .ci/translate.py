@@ -3,7 +3,8 @@
     .ci/translate.py            extract, merge, compile
     .ci/translate.py --check    fail when a catalogue is stale, incomplete or breaks a placeholder
 
-The texts of shipped presets (`title`, `when`, `needs`) are extracted from presets/*.json.
+The texts of shipped presets (`title`, `when`, `needs`) are extracted from presets/*.json, those of config keys
+(`text`) from schemas/keys.json.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import io
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from babel.messages import extract, mofile, pofile
@@ -44,7 +46,18 @@ def template() -> Catalog:
             for text in value if isinstance(value, list) else [value]:
                 if text:
                     catalog.add(text, locations=[(str(path.relative_to(REPO)), 1)])
+    for text in _texts(json.loads((REPO / "schemas" / "keys.json").read_text())):
+        catalog.add(text, locations=[("schemas/keys.json", 1)])
     return catalog
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key == "text" and isinstance(inner, str):
+                yield inner
+            else:
+                yield from _texts(inner)
 
 
 def po_path(language: str) -> Path:
