@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import platformdirs
-
 
 def data_dir(name: str) -> Path:
     """The shipped folder ``schemas`` or ``presets``: in the wheel under ``_data``, in a checkout beside the package."""
@@ -15,22 +13,28 @@ def data_dir(name: str) -> Path:
     return packed if packed.is_dir() else package.parent / name
 
 
+def _home(kind: str) -> Path:
+    override = os.environ.get(f"DSTUI_{kind.upper()}_HOME")
+    if override:
+        return Path(override)
+    import platformdirs  # costs 15 ms, which `check` does not have
+
+    return Path(getattr(platformdirs, f"user_{kind}_dir")("dstui"))
+
+
 def config_home() -> Path:
     """User settings and presets; ``DSTUI_CONFIG_HOME`` moves it."""
-    override = os.environ.get("DSTUI_CONFIG_HOME")
-    return Path(override) if override else Path(platformdirs.user_config_dir("dstui"))
+    return _home("config")
 
 
 def state_home() -> Path:
     """Runs; ``DSTUI_STATE_HOME`` moves it."""
-    override = os.environ.get("DSTUI_STATE_HOME")
-    return Path(override) if override else Path(platformdirs.user_state_dir("dstui"))
+    return _home("state")
 
 
 def cache_home() -> Path:
     """Things that can be made again; ``DSTUI_CACHE_HOME`` moves it."""
-    override = os.environ.get("DSTUI_CACHE_HOME")
-    return Path(override) if override else Path(platformdirs.user_cache_dir("dstui"))
+    return _home("cache")
 
 
 def runs_dir() -> Path:
