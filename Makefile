@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help run test setup-run setup-dev lint types contracts unit ui real walks oracle monkey bench locale schemas screens clean
+.PHONY: help run test setup-run setup-dev lint types contracts unit ui real walks oracle monkey bench locale schemas screens gpu clean
 
 help:
 	@echo "make run       set up, then open the wizard"
@@ -13,6 +13,7 @@ help:
 	@echo "make oracle    every config against every release     (minutes)"
 	@echo "make monkey    random keys against the TUI            (minutes)"
 	@echo "make bench     the budgets, measured"
+	@echo "make gpu       what must hold on a machine with GPUs"
 	@echo "make locale    extract and compile the translations"
 	@echo "make schemas   regenerate the schema files"
 
@@ -63,6 +64,9 @@ locale: setup-dev
 
 schemas: setup-dev
 	$(BIN)/python schemas/generate.py --check
+
+gpu: setup-dev
+	$(BIN)/python tests/tools/gpu_acceptance.py
 
 screens: setup-dev
 	$(BIN)/python tests/tools/screens.py
