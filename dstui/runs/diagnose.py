@@ -31,7 +31,7 @@ from dstui.units import GiB, gib
 
 Certainty = Literal["certain", "likely", "possible"]
 HEAD = 1 << 20
-TAIL = 8 << 20
+TAIL = 4 << 20
 """A larger log is read at its beginning and its end."""
 COUNT_LINES = 256 << 20
 """Line numbers are counted up to this offset; beyond it the line is null."""
@@ -524,7 +524,13 @@ def _name(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list[Re
             and ("op_builder" in files or "ds_opt_adam" in text)
         )
     ):
-        return Named("DR701", certainty, _first_line(text)), _build_fixes(case)
+        half = re.search(r"(/\S+)/[^/\s]+\.so: cannot open shared object file", text)
+        again = (
+            [Repair(_("delete the half-built op: rm -r {folder}").format(folder=half.group(1)))]
+            if half
+            else []
+        )
+        return Named("DR701", certainty, _first_line(text)), [*again, *_build_fixes(case)]
     if f.short in ("ModuleNotFoundError", "ImportError"):
         m = re.search(r"No module named '([\w.]+)'", text)
         fixes = []
