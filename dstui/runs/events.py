@@ -126,6 +126,8 @@ _NAMES = {
     "samples/s": "samples_per_second", "samples/sec": "samples_per_second",
     "step time": "step_time",
 }  # fmt: skip
+_HELD_OUT = re.compile(r"(?:eval|evaluation|val|valid|validation|test)[ /:-]*$", re.IGNORECASE)
+"""Before ``loss``: it is not the training loss."""
 _OVERFLOW = re.compile(r"OVERFLOW!|Reducing dynamic loss scale|Current loss scale already at minimum")
 _SCALES = re.compile(r"(?:loss scale:? |from )([\d.e+]+),? ?(?:reducing )?to ([\d.e+]+)")
 _FLUSH = re.compile(r"(\d+) pytorch allocator cache flushes since last step")
@@ -328,12 +330,16 @@ class Parser:
         speed = _RATE.search(m.group(5))
         rate = number(speed.group(1)) if speed else None
         seconds = None if not rate or not speed else rate if speed.group(2) == "s/it" else 1 / rate
-        return {
+        found: dict[str, Any] = {
             "desc": (m.group(1) or "").strip(" :"),
             "done": int(m.group(3)),
             "total": int(m.group(4)),
             "seconds": seconds,
         }
+        shown = _read_fields(m.group(5))  # tqdm's postfix: `, loss=1.23, lr=1e-5`
+        if shown:
+            found["loss"], found["lr"] = shown[1].get("loss"), shown[1].get("lr")
+        return found
 
     def _read(self, line: Line, body: str, text: str) -> tuple[str, dict[str, Any]] | None:
         if "step=" in body:
@@ -468,6 +474,8 @@ def _read_fields(body: str) -> tuple[str, dict[str, Any]] | None:
         name = _NAMES.get(name, name.replace(" ", "_"))
         value = number(m.group(2))
         if value is None or name in values:
+            continue
+        if name == "loss" and _HELD_OUT.search(body[: m.start()]):
             continue
         if name == "step":
             if value != int(value) if value == value and abs(value) != float("inf") else True:

@@ -162,7 +162,7 @@ class Progress:
     @property
     def stepped(self) -> bool:
         """Whether the first optimizer step is done."""
-        return (self.step or 0) > 0 or (self.script_step is not None and self.loss is not None)
+        return (self.step or 0) > 0 or self.loss is not None
 
     # -- feeding -----------------------------------------------------------------------------------------------
 
@@ -238,18 +238,28 @@ class Progress:
 
     def _on_progress(self, e: Event, now: float, live: bool) -> None:
         v = e.values
-        if v["desc"] and not v["desc"].lower().startswith(("train", "epoch", "step")):
-            return
-        if self._bar_total is None and v["total"] > 1:
+        whole_run = not v["desc"] or v["desc"].lower().startswith(("train", "step"))
+        if whole_run and self._bar_total is None and v["total"] > 1:
             self._bar_total = v["total"]
-        if v["total"] != self._bar_total:
-            return  # another bar: evaluation, data
-        if v["done"] != self.bar_step:
-            self.bar_step = v["done"]
+        if whole_run and v["total"] == self._bar_total:  # else another bar: evaluation, data, one epoch
+            if v["done"] != self.bar_step:
+                self.bar_step = v["done"]
+                if live:
+                    self._report(now)
+            if v.get("seconds") and not self._precise:
+                self._recent.append(v["seconds"])
+        elif not v["desc"].lower().startswith("epoch"):
+            return
+        if v.get("loss") is not None and v["loss"] != self.loss:
+            self.loss = v["loss"]
+            self._loss_count += 1
+            if math.isfinite(v["loss"]):
+                step = self.bar_step if whole_run else self.engine_step
+                self.losses.add(self._loss_count if step is None else step, v["loss"])
             if live:
                 self._report(now)
-        if v.get("seconds") and not self._precise:
-            self._recent.append(v["seconds"])
+        if v.get("lr") is not None:
+            self.lr = v["lr"]
 
     def _on_total(self, e: Event, now: float, live: bool) -> None:
         self.total = int(e.values["total"])

@@ -54,6 +54,9 @@ STAMP = "[2026-11-29 18:00:00,250] [INFO] [logging.py:123:log_dist] "
         (" 45%|████▌     | 9/20 [00:01<00:01,  9.59it/s]", "progress", {"done": 9, "total": 20, "desc": ""}),
         ("  5%|▌         | 1/20 [00:10<03:10, 10.0s/it]", "progress", {"done": 1, "seconds": 10.0}),
         ("Loading checkpoint shards:  50%|█████     | 1/2 [00:05<00:05,  5.0s/it]", "loading", {"done": 1}),
+        ("Epoch 0:  10%|█    | 10/100 [00:01<00:09, 9.9it/s, loss=1.25, v_num=1]", "progress", {"desc": "Epoch 0", "loss": 1.25}),
+        (" iteration       10/     100 | elapsed time per iteration (ms): 523.0 | learning rate: 1.0E-05 | lm loss: 1.05E+01 |", "step", {"step": 10, "total": 100, "loss": 10.5, "lr": 1e-05}),
+        ("train loss 1.5 val loss 2.5", "step", {"loss": 1.5}),
         # scripts
         ("step 3 loss 1.25 lr 1e-4 tokens/s 5400", "step", {"step": 3, "loss": 1.25, "lr": 1e-4, "tokens_per_second": 5400.0}),
         ("Epoch 1 | iter 30/128 | loss: 0.6931", "step", {"step": 30, "total": 128, "loss": 0.6931}),
@@ -92,6 +95,9 @@ def test_a_line_of_each_format(line: str, kind: str, values: dict[str, Any]) -> 
         "stepping over 3 stones",
         "Downloading model step-3-base",
         "version 1.2.3 iter",
+        "validation loss: 2.5",
+        "val_loss=2.5",
+        "eval/loss 2.5",
     ],
 )
 def test_prose_and_config_dumps_are_no_steps(line: str) -> None:

@@ -294,6 +294,18 @@ def test_the_batch_is_learned_from_the_metrics() -> None:
     assert (p.batch, p.step) == (24, 3)
 
 
+def test_a_bar_of_one_epoch_gives_its_loss_but_no_total() -> None:
+    p = Progress()
+    for done in range(3):
+        p.apply(
+            Event("progress", 0, {"desc": "Epoch 1", "done": done, "total": 50, "loss": 3.0 - done}),
+            5.0 + done,
+        )
+    assert (p.loss, p.total_steps, p.step) == (1.0, None, None)
+    assert [y for _x, y in p.losses.points] == [3.0, 2.0, 1.0]
+    assert p.stepped
+
+
 def test_stamps_give_the_step_time_and_the_first_step_does_not_count() -> None:
     p = Progress()
     for step, at in ((0, 100.0), (1, 160.0), (2, 162.0), (3, 164.0)):
