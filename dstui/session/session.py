@@ -420,7 +420,8 @@ class Session:
         shape = s.shape
         used = s.used
         tensor = shape.vocab * shape.hidden if shape and shape.vocab and shape.hidden else None
-        compiler = used is None or used.gpus != () or bool(used.toolchain.compiler)
+        # on the CPU DeepSpeed's own Adam is an op that takes minutes to compile and is no faster there
+        on_cpu = used is not None and used.gpus == ()
         return compose.compose(
             s.base,
             s.get,
@@ -431,7 +432,7 @@ class Session:
             complete=s.base_kind == "preset",
             batch_misfit=bool(s.batch_misfit),
             largest_tensor=tensor,
-            torch_adam=not compiler,
+            torch_adam=on_cpu,
         )
 
     def _make_report(self) -> Report:
