@@ -48,7 +48,12 @@ def prediction(gpus: int = 8) -> dict[str, Any]:
                 }
             ],
         },
-        "host": {"capacity": 1007 * GiB, "pinned": 0, "pageable": 30 * GiB, "peak": around(3.4 * gpus)},
+        "host": {
+            "capacity": 1007 * GiB,
+            "pinned": 0,
+            "pageable": 30 * GiB,
+            "peak": around(3.4 * max(gpus, 4)),
+        },
         "assumptions": ["activation checkpointing is on"],
     }
 

@@ -173,11 +173,12 @@ class PresetsScreen(BaseScreen):
         ]
         view.show(rows)
 
-    def on_table_moved(self) -> None:
+    def on_table_moved(self, message: Table.Moved) -> None:
         self.view("about").scroll_rows(-(1 << 30))
         self._draw_about()
         self._draw_keys()
-        self.say("")
+        if message.by_key:
+            self.say("")
 
     # ---- actions
 

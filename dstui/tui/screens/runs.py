@@ -322,11 +322,12 @@ class RunsScreen(BaseScreen):
         rows.append(line((" " + clip_middle(where, cells - 2, g.cut), "dim")))
         view.show([BLANK, *rows])
 
-    def on_table_moved(self) -> None:
+    def on_table_moved(self, message: Table.Moved) -> None:
         self._lister.wanted = tuple(r.id for r in self.table.shown_rows)
         self._draw_about()
         self.set_keys(self._keys())
-        self.say("")
+        if message.by_key:
+            self.say("")
 
     # ---- actions
 

@@ -15,7 +15,7 @@ from dstui.runs.causes import BY_CODE
 from dstui.runs.state import Phase
 from dstui.runs.view import Comparison, Curve, GpuRow, RankRow, Snapshot
 from dstui.tui.terminal import Glyphs
-from dstui.tui.text import BLANK, Line, Span, clip, columns, line, line_width, pad, width, wrapped
+from dstui.tui.text import BLANK, Line, Span, clip, clip_line, columns, line, line_width, pad, width, wrapped
 from dstui.tui.widgets.spark import chart, spark
 from dstui.units import GiB, duration, gib
 
@@ -53,6 +53,8 @@ COMPARED: dict[str, str] = {
     "device": N_("device"),
     "host": N_("host"),
 }
+IDLE_CORES, IDLE_SECONDS = 0.05, 60.0
+"""Before step 1: ranks that all use less than this, for longer than this, are said to wait."""
 LOG_ROWS = 3
 """Rows of the log's tail that the overview keeps free when it is full."""
 
@@ -69,7 +71,7 @@ def overview(shot: Snapshot, cells: int, height: int, g: Glyphs, now: float) -> 
     if shot.over:
         blocks.append(("", ending_rows(shot, cells, g)))
     elif shot.phase is not None:
-        blocks.append(("", phase_rows(shot.phase, cells, g, now)))
+        blocks.append(("", phase_rows(shot.phase, cells, g, now, shot.ranks)))
     metrics = _metrics(shot, cells, g)
     if metrics:
         blocks.append((_("training"), metrics))
@@ -112,7 +114,7 @@ def _fill(
         left = height - len(out)
     if left > 0 and shot.log:
         out += log_rows(shot.log[-left:], cells, g)
-    return out[:height]
+    return [clip_line(row, cells, g.cut) for row in out[:height]]
 
 
 def rule(title: str, cells: int, g: Glyphs) -> Line:
@@ -187,8 +189,13 @@ def _ended(shot: Snapshot) -> str:
     return _("ended {time}").format(time=time.strftime("%Y-%m-%d %H:%M", time.localtime(shot.ended_at)))
 
 
-def phase_rows(phase: Phase, cells: int, g: Glyphs, now: float) -> list[Line]:
-    """The phases before step 1 in a row, the current one with its clock, and what is normal in it."""
+def phase_rows(phase: Phase, cells: int, g: Glyphs, now: float, ranks: Sequence[RankRow] = ()) -> list[Line]:
+    """The phases before step 1 in a row, the current one with its clock, and what is normal in it.
+
+    Ranks that all sleep for long are not normal. What they then most often wait for is ``lock`` in the folder of
+    an op: torch waits for it without end, and a build that was killed leaves it there (torch 2.13,
+    utils/file_baton.py ``FileBaton.wait``).
+    """
     names = [name for name, _t in PHASES]
     at = names.index(phase.name) if phase.name in names else 0
     spans: list[Span | str] = [" "]
@@ -204,6 +211,13 @@ def phase_rows(phase: Phase, cells: int, g: Glyphs, now: float) -> list[Line]:
         else:
             spans += [(f"{g.empty} {_(title)}", "dim"), "   "]
     rows = [line(*spans)]
+    idle = bool(ranks) and all(r.cpu is not None and r.cpu < IDLE_CORES for r in ranks)
+    if idle and now - phase.since > IDLE_SECONDS and phase.name in ("loading", "first-step"):
+        text = _(
+            "every rank is idle: they wait for each other, for a disk, or for a `lock` file that a killed build "
+            "left in the torch_extensions folder (delete it when no other run builds)"
+        )
+        return rows + wrapped(text, cells - 4, "warn", "   ", limit=3, cut=g.cut)
     rows += wrapped(_(PHASE_NOTES.get(phase.name, "")), cells - 2, "dim", "   ", limit=2, cut=g.cut)
     return rows
 
@@ -233,7 +247,7 @@ def _metrics(shot: Snapshot, cells: int, g: Glyphs) -> list[Line]:
         head = f"{pad(name, label)}{pad(value, size)} "
         room = half - width(head)
         limits = (0.0, 1.0) if share else (None, None)
-        return pad(head + spark([y for _x, y in curve], room, g.levels, *limits), half)
+        return pad(head + spark([y for _x, y in curve], room, g.levels, *limits), half, g.cut)
 
     curves = (shot.losses, shot.step_times, shot.lrs, shot.utilisation[-60:])
     size = max(width(loss), width(rate), 8)

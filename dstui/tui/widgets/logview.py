@@ -97,21 +97,18 @@ class LogView(LineView):
         self._file = LogFile(path)
         self._raw, self._shown = [], []
         self._mark, self._pattern, self._side = None, "", 0
-        self._busy = False
-        self._generation_reset()
         self.to_end()
-
-    def _generation_reset(self) -> None:
-        cast("DstuiApp", self.app).jobs.cancel(self._job)
 
     @property
     def _job(self) -> str:
         return f"log-{id(self)}"
 
-    def _read(self, work: Callable[[LogFile], _Window], keep: Callable[[_Window], None]) -> None:
-        """One read at a time; while one is under way a second is dropped (``grew`` is made up for)."""
+    def _read(
+        self, work: Callable[[LogFile], _Window], keep: Callable[[_Window], None], *, instead: bool = False
+    ) -> None:
+        """One read at a time. ``instead``: of the one under way; else this one is dropped, and ``grew`` made up for."""
         file = self._file
-        if file is None or self._busy:
+        if file is None or (self._busy and not instead):
             self._wanted = True
             return
         self._busy = True
@@ -136,11 +133,13 @@ class LogView(LineView):
     def to_end(self) -> None:
         """Show the end and follow it."""
         self._follow = True
-        self._read(_end, self._take_end)
+        self._read(_end, self._take_end, instead=True)
 
     def to_start(self) -> None:
         self._follow = False
-        self._read(lambda file: _Window(file.size, file.after(0, BLOCK), start=True), self._take_start)
+        self._read(
+            lambda file: _Window(file.size, file.after(0, BLOCK), start=True), self._take_start, instead=True
+        )
 
     def grew(self) -> None:
         """There may be more at the end."""
@@ -275,7 +274,7 @@ class LogView(LineView):
     def search(self, pattern: str, backwards: bool = False) -> None:
         """Go to the next line that has ``pattern``, from the last hit or from what is shown; ends with ``Found``."""
         self._pattern = pattern
-        if not pattern or self._busy:
+        if not pattern:
             return
         start = self._search_from(backwards)
 
@@ -302,7 +301,7 @@ class LogView(LineView):
                 self.scroll_rows(row - self.size.height // 3 - self._top)
             self.post_message(self.Found(pattern, window.mark is not None, backwards))
 
-        self._read(look, show)
+        self._read(look, show, instead=True)
 
     def _search_from(self, backwards: bool) -> int | None:
         """Offset to search from; None = the end of the file. Without a mark: from what is on the screen."""

@@ -34,11 +34,11 @@ class Table(LineView):
     """The first row is the heading. Up, Down, PgUp, PgDn, Home, End move; the screen binds what is done."""
 
     class Moved(Message):
-        """The cursor is on another row."""
+        """The cursor is on another row. ``by_key``: a person moved it; else its row went away."""
 
-        def __init__(self, row: Row | None) -> None:
+        def __init__(self, row: Row | None, by_key: bool) -> None:
             super().__init__()
-            self.row = row
+            self.row, self.by_key = row, by_key
 
     def __init__(self, columns: Sequence[Column] = (), *, id: str | None = None) -> None:
         super().__init__(id=id, keys=True)
@@ -70,7 +70,7 @@ class Table(LineView):
         self._draw()
         after = self.row
         if (before.id if before else None) != (after.id if after else None):
-            self.post_message(self.Moved(after))
+            self.post_message(self.Moved(after, False))
 
     def select(self, row_id: str) -> None:
         """Put the cursor on a row."""
@@ -137,7 +137,7 @@ class Table(LineView):
         if self._table and index != self._cursor:
             self._cursor = index
             self._draw()
-            self.post_message(self.Moved(self.row))
+            self.post_message(self.Moved(self.row, True))
 
     def key_up(self) -> None:
         self._go(self._cursor - 1)
