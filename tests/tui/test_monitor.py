@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from dstui.tui.screens.presets import PresetEditor, PresetsScreen
 from dstui.tui.screens.runs import RunsScreen
 from dstui.tui.terminal import ASCII, UNICODE, Profile
 from dstui.tui.text import line, line_width
-from dstui.tui.widgets.dashboard import checkpoint_row, gpu_rows, overview, phase_rows
+from dstui.tui.widgets.dashboard import asleep, checkpoint_row, gpu_rows, overview, phase_rows
 from dstui.tui.widgets.lines import changed_until, plain_text
 from dstui.tui.widgets.spark import chart, spark
 from tests.run_tools import OOM, FakeRun
@@ -148,11 +149,17 @@ def test_phases_tell_which_silence_is_normal() -> None:
     assert "✓ loading" in text
     text = plain_text(phase_rows(Phase("loading", now - 3), 80, UNICODE, now))
     assert "▸ loading 3s" in text and "building" not in text
-    idle, busy = (RankRow(0, cpu=0.0), RankRow(1, cpu=0.01)), (RankRow(0, cpu=0.0), RankRow(1, cpu=0.9))
-    late = Phase("loading", now - 300)
-    assert "every rank is idle" in plain_text(phase_rows(late, 80, UNICODE, now, idle))
-    assert "every rank is idle" not in plain_text(phase_rows(late, 80, UNICODE, now, busy))
-    assert "every rank is idle" not in plain_text(phase_rows(Phase("loading", now), 80, UNICODE, now, idle))
+    assert "every rank is idle" in plain_text(phase_rows(Phase("loading", now), 80, UNICODE, now, 61))
+    assert "every rank is idle" not in plain_text(
+        phase_rows(Phase("loading", now - 300), 80, UNICODE, now, 3)
+    )
+    waiting = Snapshot(
+        "x", "running", phase=Phase("loading", now), ranks=(RankRow(0, cpu=0.0), RankRow(1, cpu=0.01))
+    )
+    assert asleep(waiting)
+    assert not asleep(replace(waiting, ranks=(RankRow(0, cpu=0.0), RankRow(1, cpu=0.9))))
+    assert not asleep(replace(waiting, phase=Phase("building", now)))
+    assert not asleep(replace(waiting, ranks=()))
 
 
 def test_failed_checkpoint_is_marked_by_a_sign() -> None:

@@ -30,7 +30,7 @@ from dstui.tui.screens.base import BaseScreen
 from dstui.tui.screens.prompt import Prompt
 from dstui.tui.text import BLANK, Line, line, wrapped
 from dstui.tui.widgets import runpages
-from dstui.tui.widgets.dashboard import guarded, overview, state_word
+from dstui.tui.widgets.dashboard import asleep, guarded, overview, state_word
 from dstui.tui.widgets.lines import LineView
 from dstui.tui.widgets.logview import LogView
 
@@ -132,6 +132,7 @@ class MonitorScreen(BaseScreen):
         self._diagnosis: Diagnosis | None = None
         self._diagnosed: Snapshot | None = None
         self._backwards = False
+        self._asleep_since: float | None = None
         self._note = ""
 
     def compose_body(self) -> ComposeResult:
@@ -179,7 +180,7 @@ class MonitorScreen(BaseScreen):
         self._watched = run_id
         if self._poller is not None:
             self._poller.stop()
-        self._look = self._problem = self._diagnosis = self._diagnosed = None
+        self._look = self._problem = self._diagnosis = self._diagnosed = self._asleep_since = None
         self._note = ""
         self._show_view("overview")
         reader = _Reader(run_id)
@@ -202,6 +203,10 @@ class MonitorScreen(BaseScreen):
 
     def _took(self, look: Look) -> None:
         before, self._look = self._look, look
+        if not asleep(look.shot):
+            self._asleep_since = None
+        elif self._asleep_since is None:
+            self._asleep_since = time.monotonic()
         cured, self._problem = self._problem is not None, None
         if before is None or cured or before.shot.state != look.shot.state:
             self._draw_frame()
@@ -220,6 +225,9 @@ class MonitorScreen(BaseScreen):
             self.redraw()
 
     # ---- drawing
+
+    def on_line_view_resized(self) -> None:
+        self._draw_view(changed=True)
 
     def help_text(self) -> str:
         return _(
@@ -313,7 +321,9 @@ class MonitorScreen(BaseScreen):
         size = view.size
         if not size:
             return
-        view.show(guarded(lambda: overview(shot, size.width, size.height, self.glyphs, time.time())))
+        g, now = self.glyphs, time.time()
+        idle = 0.0 if self._asleep_since is None else time.monotonic() - self._asleep_since
+        view.show(guarded(lambda: overview(shot, size.width, size.height, g, now, idle)))
 
     def _draw_page(self, look: Look) -> None:
         view = self.view("page")

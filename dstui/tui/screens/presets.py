@@ -104,6 +104,9 @@ class PresetsScreen(BaseScreen):
 
     # ---- drawing
 
+    def on_line_view_resized(self) -> None:
+        self._draw_about()
+
     def help_text(self) -> str:
         return _(
             "Presets are complete configs. The wizard starts from one and adapts it to the machine; "

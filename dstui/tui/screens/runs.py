@@ -204,6 +204,9 @@ class RunsScreen(BaseScreen):
 
     # ---- drawing
 
+    def on_line_view_resized(self) -> None:
+        self._draw()
+
     def help_text(self) -> str:
         return _(
             "Every run of this state folder, the newest first. Nothing here ends a run unless asked twice."

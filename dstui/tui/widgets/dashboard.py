@@ -65,13 +65,15 @@ def state_word(state: str) -> tuple[str, str, str]:
     return letter, _(word), role
 
 
-def overview(shot: Snapshot, cells: int, height: int, g: Glyphs, now: float) -> list[Line]:
-    """The whole overview in at most ``height`` rows of ``cells`` cells."""
+def overview(
+    shot: Snapshot, cells: int, height: int, g: Glyphs, now: float, idle_for: float = 0.0
+) -> list[Line]:
+    """The whole overview in at most ``height`` rows of ``cells`` cells. ``idle_for``: see ``phase_rows``."""
     blocks: list[tuple[str, list[Line]]] = [("", _status(shot, cells, g, now))]
     if shot.over:
         blocks.append(("", ending_rows(shot, cells, g)))
     elif shot.phase is not None:
-        blocks.append(("", phase_rows(shot.phase, cells, g, now, shot.ranks)))
+        blocks.append(("", phase_rows(shot.phase, cells, g, now, idle_for)))
     metrics = _metrics(shot, cells, g)
     if metrics:
         blocks.append((_("training"), metrics))
@@ -189,10 +191,20 @@ def _ended(shot: Snapshot) -> str:
     return _("ended {time}").format(time=time.strftime("%Y-%m-%d %H:%M", time.localtime(shot.ended_at)))
 
 
-def phase_rows(phase: Phase, cells: int, g: Glyphs, now: float, ranks: Sequence[RankRow] = ()) -> list[Line]:
+def asleep(shot: Snapshot) -> bool:
+    """Whether a run before its first step has ranks and none of them computes, nor a compiler for them."""
+    return (
+        shot.phase is not None
+        and shot.phase.name in ("loading", "first-step")
+        and bool(shot.ranks)
+        and all(r.cpu is not None and r.cpu < IDLE_CORES for r in shot.ranks)
+    )
+
+
+def phase_rows(phase: Phase, cells: int, g: Glyphs, now: float, idle_for: float = 0.0) -> list[Line]:
     """The phases before step 1 in a row, the current one with its clock, and what is normal in it.
 
-    Ranks that all sleep for long are not normal. What they then most often wait for is ``lock`` in the folder of
+    ``idle_for``: seconds for which the ranks were ``asleep``. Ranks that all sleep for long are not normal. What they then most often wait for is ``lock`` in the folder of
     an op: torch waits for it without end, and a build that was killed leaves it there (torch 2.13,
     utils/file_baton.py ``FileBaton.wait``).
     """
@@ -203,16 +215,15 @@ def phase_rows(phase: Phase, cells: int, g: Glyphs, now: float, ranks: Sequence[
         if name == "building" and n != at:
             continue  # shown only while it happens: with a warm cache it never does
         if n < at:
-            spans += [(f"{g.done} {_(title)}", "good"), "   "]
+            spans += [(f"{g.done} {_(title)}", "good"), "  "]
         elif n == at:
             detail = f" {phase.detail}" if phase.detail else ""
             text = f"{g.cursor} {_(title)}{detail} {duration(max(0.0, now - phase.since))}"
-            spans += [(text, "strong"), "   "]
+            spans += [(text, "strong"), "  "]
         else:
-            spans += [(f"{g.empty} {_(title)}", "dim"), "   "]
+            spans += [(f"{g.empty} {_(title)}", "dim"), "  "]
     rows = [line(*spans)]
-    idle = bool(ranks) and all(r.cpu is not None and r.cpu < IDLE_CORES for r in ranks)
-    if idle and now - phase.since > IDLE_SECONDS and phase.name in ("loading", "first-step"):
+    if idle_for > IDLE_SECONDS:
         text = _(
             "every rank is idle: they wait for each other, for a disk, or for a `lock` file that a killed build "
             "left in the torch_extensions folder (delete it when no other run builds)"
