@@ -443,8 +443,10 @@ class MonitorScreen(BaseScreen):
         if view is not None:
             view.key_end()
 
-    def on_log_view_moved(self) -> None:
+    def on_log_view_moved(self, message: LogView.Moved) -> None:
         if self._at == "log":
+            if message.by_key:
+                self._note = ""
             self._draw_message()
 
     # ---- searching the log

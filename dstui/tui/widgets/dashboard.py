@@ -249,7 +249,7 @@ def _metrics(shot: Snapshot, cells: int, g: Glyphs) -> list[Line]:
     elif shot.samples_per_second:
         speed = _("{x} samples/s").format(x=_short(shot.samples_per_second))
     use = shot.utilisation[-1][1] if shot.utilisation and not shot.over else None
-    used = "?" if use is None else _percent(use)
+    used = "" if shot.over else "?" if use is None else _percent(use)
     on = _("GPU use") if shot.gpus else _("CPU use")
     left = max(width(_("loss")), width(_("lr"))) + 1
     right = max(width(_("step time")), width(on)) + 1

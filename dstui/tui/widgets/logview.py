@@ -37,7 +37,11 @@ class LogView(LineView):
     """
 
     class Moved(Message):
-        """What ``status`` says is different now."""
+        """What ``status`` says is different now. ``by_key``: a person went somewhere."""
+
+        def __init__(self, by_key: bool = False) -> None:
+            super().__init__()
+            self.by_key = by_key
 
     class Found(Message):
         """A search ended; ``hit``: whether a line was found."""
@@ -133,10 +137,12 @@ class LogView(LineView):
     def to_end(self) -> None:
         """Show the end and follow it."""
         self._follow = True
+        self.post_message(self.Moved(True))
         self._read(_end, self._take_end, instead=True)
 
     def to_start(self) -> None:
         self._follow = False
+        self.post_message(self.Moved(True))
         self._read(
             lambda file: _Window(file.size, file.after(0, BLOCK), start=True), self._take_start, instead=True
         )
@@ -223,7 +229,7 @@ class LogView(LineView):
         at_bottom = self._top + self.size.height >= len(self._content)
         self._follow = self._at_end and at_bottom and (rows > 0 or self._top == before)
         self._look_ahead()
-        self.post_message(self.Moved())
+        self.post_message(self.Moved(True))
 
     def page(self, pages: int) -> None:
         self.move(pages * max(1, self.size.height - 1))
