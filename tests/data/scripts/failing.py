@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--local_rank", type=int, default=0)
@@ -56,8 +57,7 @@ for step in range(6):
         if args.how == "exit":
             sys.exit(3)
         if args.how == "disk":
-            with open("/dev/full", "w") as f:
-                f.write("x")
+            Path("/dev/full").write_text("x")
         if args.how == "term":
             os.kill(os.getpid(), signal.SIGTERM)
     if args.how == "slow":

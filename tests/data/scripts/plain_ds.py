@@ -1,6 +1,8 @@
 """A foreign plain DeepSpeed script, as people write them: argparse, add_config_arguments, its own print style."""
 
 import argparse
+import os
+import sys
 
 import deepspeed
 import torch
@@ -29,6 +31,9 @@ def main():
             engine.step()
             if i % 8 == 0 and engine.local_rank in (-1, 0):
                 print(f"Epoch {epoch} | iter {i}/{len(loader)} | loss: {loss.item():.4f}")
+    torch.distributed.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # gloo may abort in the interpreter's teardown (torch 2.13)
 
 
 if __name__ == "__main__":
