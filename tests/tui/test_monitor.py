@@ -515,6 +515,26 @@ async def test_preset_editor(make_app: MakeApp) -> None:
         await until(walk, "第二阶段")
 
 
+async def test_wizard_config_becomes_a_preset(make_app: MakeApp) -> None:
+    async with opened(make_app()) as walk:
+        screen = await on_presets(walk)
+        await walk.press("n")
+        assert "no config yet" in walk.text
+        screen.table.select("zero3-offload")
+        await walk.press("enter")
+        await until(walk, "step 1 of 10")
+        await walk.settle()
+        config = walk.wizard.report.config
+        await walk.press("ctrl+e")
+        await walk.settle()
+        await walk.press("n")
+        await walk.type("my-offload")
+        await walk.press("enter")
+        await until(walk, "saved: my-offload")
+        assert presets.load("my-offload").config == config
+        assert presets.load("my-offload").config["zero_optimization"]["stage"] == 3
+
+
 async def test_broken_preset_is_repaired_in_the_editor(make_app: MakeApp) -> None:
     made = presets.copy("zero1", "hurt")
     assert made.path is not None

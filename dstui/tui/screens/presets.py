@@ -37,6 +37,7 @@ actions.register(
         Action("presets", "use", "enter", N_("use it in the wizard")),
         Action("presets", "edit", "e", N_("edit it (a shipped one: a copy under a new name)")),
         Action("presets", "copy", "c", N_("save a copy under a new name")),
+        Action("presets", "keep", "n", N_("save what the wizard has now as a new preset")),
         Action("presets", "rename", "r", N_("rename yours")),
         Action("presets", "delete", "d,delete", N_("delete yours (asks)")),
         Action("presets", "pane", "tab", N_("list, text")),
@@ -109,8 +110,8 @@ class PresetsScreen(BaseScreen):
 
     def help_text(self) -> str:
         return _(
-            "Presets are complete configs. The wizard starts from one and adapts it to the machine; "
-            "its review saves what you made of it as a preset of yours, or e edits the text here."
+            "Presets are complete configs. The wizard starts from one and adapts it to the machine; n keeps what "
+            "you made of it there as a preset of yours, e edits the text."
         )
 
     def redraw(self) -> None:
@@ -142,7 +143,9 @@ class PresetsScreen(BaseScreen):
         keys = [("Enter", _("use")), ("e", _("edit")), ("c", _("copy"))]
         if p is not None and not p.shipped:
             keys += [("r", _("rename")), ("d", _("delete"))]
-        self.set_keys([*keys, ("Tab", _("scroll the text")), ("Left", _("start"))])
+        if self.dstui.has_session:
+            keys.append(("n", _("new from the wizard")))
+        self.set_keys([*keys, ("Tab", _("text")), ("Left", _("start"))])
 
     def _draw_about(self) -> None:
         view = self.view("about")
@@ -239,6 +242,35 @@ class PresetsScreen(BaseScreen):
     def _copy(self, p: Preset, name: str) -> None:
         self._change(lambda: presets.copy(p.name, name), _("copied: {name}").format(name=name), name)
 
+    def action_keep(self) -> None:
+        if not self.dstui.has_session:
+            self.say(_("the wizard has no config yet: Enter on a preset opens it there"))
+            return
+        offered = _new_name("mine", {x.name for x in self._presets})
+        self._ask(_("save the wizard's config as"), offered, self._keep)
+
+    def _keep(self, name: str) -> None:
+        session = self.dstui.session.fork()
+
+        def work() -> Preset:
+            report = session.report()
+            if report.blockers:
+                raise DstuiError(_("the wizard's config is not complete"), report.blockers[0])
+            engine = "plain" if report.engine == "demo" else report.engine
+            return presets.save_user(
+                Preset(
+                    name=name,
+                    title=name,
+                    engine=engine if engine in presets.ENGINES else "plain",
+                    when="",
+                    needs="",
+                    source=_("made in the wizard"),
+                    config=report.config,
+                )
+            )
+
+        self._change(work, _("saved: {name}").format(name=name), name)
+
     def action_rename(self) -> None:
         p = self.preset
         if p is not None and not self._refuse_shipped(p):
@@ -261,17 +293,21 @@ class PresetsScreen(BaseScreen):
             self._change(lambda: presets.delete(p.name), _("deleted: {name}").format(name=p.name), None)
 
     def _ask_name(self, question: str, p: Preset, then: Callable[[Preset, str], None]) -> None:
+        self._ask(question, _new_name(p.name, {x.name for x in self._presets}), partial(then, p))
+
+    def _ask(self, question: str, offered: str, then: Callable[[str], None]) -> None:
+        """Ask for the name of a new preset; one that cannot be is refused with the reason."""
+
         def answered(name: str | None) -> None:
-            if not name or (name == p.name and not p.shipped):
+            if not name:
                 return
             try:
                 presets.free(name)
             except DstuiError as e:
                 self.say(e.message + (f": {e.hint}" if e.hint else ""), "bad", "! ")
                 return
-            then(p, name)
+            then(name)
 
-        offered = _new_name(p.name, {x.name for x in self._presets})
         self.app.push_screen(Prompt(question, offered, _("letters, digits, '.', '_' and '-'")), answered)
 
     def _change(self, work: Callable[[], object], text: str, at: str | None) -> None:

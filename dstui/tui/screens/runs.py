@@ -29,7 +29,7 @@ from dstui.tui.screens.ask import Ask
 from dstui.tui.screens.base import BaseScreen
 from dstui.tui.screens.monitor import stop_question, stop_run
 from dstui.tui.text import BLANK, Line, clip, clip_middle, line, wrapped
-from dstui.tui.widgets.dashboard import rough, rule, state_word
+from dstui.tui.widgets.dashboard import PHASES, rough, rule, state_word
 from dstui.tui.widgets.lines import LineView
 from dstui.tui.widgets.table import Column, Row, Table
 from dstui.units import duration
@@ -275,7 +275,7 @@ class RunsScreen(BaseScreen):
             if shot.step is not None:
                 step = f"{shot.step}/{shot.total}" if shot.total else str(shot.step)
             elif shot.phase is not None:
-                step = _(shot.phase.name)
+                step = _(dict(PHASES).get(shot.phase.name, shot.phase.name))
             loss = "" if shot.loss is None else f"{shot.loss:.4f}"
             end = shot.ended_at if shot.over else now
             ran = (

@@ -76,7 +76,7 @@ class Table(LineView):
         """Put the cursor on a row."""
         for n, r in enumerate(self._table):
             if r.id == row_id:
-                self._go(n)
+                self._go(n, False)
 
     def on_resize(self, event: Resize) -> None:
         super().on_resize(event)
@@ -132,12 +132,12 @@ class Table(LineView):
             out[-1] = _marked(out[-1], self.size.width, g.down)
         self.show(out)
 
-    def _go(self, index: int) -> None:
+    def _go(self, index: int, by_key: bool = True) -> None:
         index = max(0, min(index, len(self._table) - 1))
         if self._table and index != self._cursor:
             self._cursor = index
             self._draw()
-            self.post_message(self.Moved(self.row, True))
+            self.post_message(self.Moved(self.row, by_key))
 
     def key_up(self) -> None:
         self._go(self._cursor - 1)
