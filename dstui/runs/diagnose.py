@@ -524,6 +524,11 @@ def _name(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list[Re
             and ("op_builder" in files or "ds_opt_adam" in text)
         )
     ):
+        if "async_io" in text:
+            hint = Repair(
+                _("install libaio with its headers (Debian, Ubuntu: libaio-dev): NVMe offload needs it")
+            )
+            return Named("DR701", certainty, _first_line(text)), [hint]
         half = re.search(r"(/\S+)/[^/\s]+\.so: cannot open shared object file", text)
         again = (
             [Repair(_("delete the half-built op: rm -r {folder}").format(folder=half.group(1)))]
