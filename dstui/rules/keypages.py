@@ -247,7 +247,7 @@ def page(path: str, release: str) -> KeyPage:
         known=key is not None and pointer not in schema.removed,
         type=(key.type if key else str(entry.get("type", "?"))),
         meaning=_(_MEANING.get(path, "")),
-        note=str(entry.get("text") or (key.description if key else "")),
+        note=_(str(entry.get("text") or (key.description if key else ""))),
         defaults=() if block else _defaults(pointer, entry, since),
         bounds=_bounds(key.bounds if key else None),
         choices=tuple(key.choices or ()) if key else tuple(entry.get("choices", ())),

@@ -50,7 +50,9 @@ def more_ranks_than_gpus(s: Subject) -> Iterator[Hit]:
     if s.facts is None or s.facts.gpus is None or not s.world_known or s.world_size_from == "batch":
         return
     there = len(s.facts.gpus) * max(1, s.facts.nodes)
-    if s.world_size > max(1, there):
+    # On a machine without GPUs a few ranks on the CPU (gloo) are a choice, not a slip.
+    room = there or (s.facts.host.cores_usable or 1) * max(1, s.facts.nodes)
+    if s.world_size > room:
         yield Hit(
             "",
             _("{world} ranks, but {gpus} GPUs").format(world=s.world_size, gpus=there),
