@@ -600,7 +600,9 @@ def ending_rows(shot: Snapshot, cells: int, g: Glyphs) -> list[Line]:
         for text in end.evidence[:2]:
             seen = [t.strip() for t in text.splitlines() if t.strip()]
             shown = " ".join(seen) if len(seen) <= 3 else seen[-1]
-            rows.append(line((f" {g.vline} ", "dim"), (clip(shown, cells - 4, g.cut), "")))
+            rows.append(
+                line((f" {g.vline} ", "dim"), (clip(_STAMP.sub(_shorter, shown), cells - 4, g.cut), ""))
+            )
         for n, fix in enumerate(end.fixes[:3], 1):
             found = wrapped(fix, cells - 6, "", "", limit=2, cut=g.cut)
             rows += [
