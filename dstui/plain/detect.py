@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import textwrap
 
 from dstui.errors import Exit
 from dstui.facts.advice import install_advice, lacks
 from dstui.facts.describe import facts_for
 from dstui.facts.model import UNLIMITED, Facts, Gpu, Host, Interpreter
 from dstui.i18n import _, ngettext
+from dstui.plain.columns import pad, wrap
 from dstui.units import MiB, gib
 
 WIDTH = 80
@@ -53,24 +53,14 @@ class _Page:
 
     def row(self, label: str, value: str) -> None:
         indent = 15
-        pad = " " * max(1, indent - 2 - _columns(label))
-        wrapped = textwrap.wrap(value, WIDTH - indent, break_on_hyphens=False) or [""]
-        self.lines.append(f"  {label}{pad}{wrapped[0]}")
-        self.lines += [" " * indent + w for w in wrapped[1:]]
+        self.lines += wrap(value, WIDTH, pad(f"  {label}", indent - 1) + " ", " " * indent)
 
     def note(self, text: str) -> None:
-        self.lines += textwrap.wrap(text, WIDTH - 4, initial_indent="    ", subsequent_indent="    ")
+        self.lines += wrap(text, WIDTH - 4, "    ")
 
     def command(self, text: str) -> None:
         """Never wrapped: it is to be copied."""
         self.lines.append("    " + text)
-
-
-def _columns(text: str) -> int:
-    """Terminal columns: East Asian wide characters take two."""
-    import unicodedata
-
-    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def render(facts: Facts) -> str:

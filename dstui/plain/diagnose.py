@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dstui.errors import DstuiError, Exit
 from dstui.i18n import _
+from dstui.plain.columns import wrap
 from dstui.runs.causes import BY_CODE, CHECKPOINTS
 from dstui.runs.diagnose import Diagnosis, diagnose
 
@@ -75,7 +75,7 @@ def render(found: Diagnosis) -> str:
     lines.append(f"{cause.code} {cause.name}: {BY_CODE[cause.code].heading}")
     lines.append("  " + place + ", " + certainty_text(cause.certainty))
     if cause.detail:
-        lines += textwrap.wrap(cause.detail, WIDTH, initial_indent="  ", subsequent_indent="  ")
+        lines += wrap(cause.detail, WIDTH, "  ")
     if found.evidence:
         lines += ["", _("evidence:")]
         for e in found.evidence:

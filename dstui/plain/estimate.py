@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from dstui.estimate.result import Estimate, Range
 from dstui.facts.describe import facts_for
 from dstui.facts.model import Facts
 from dstui.i18n import _, ngettext
+from dstui.plain.columns import pad, wrap
 from dstui.units import count, gib
 
 SCHEMA_VERSION = 1
@@ -266,10 +266,7 @@ def _where_name(where: str) -> str:
 
 
 def _wrap(text: str, first: str = "  ", rest: str | None = None) -> list[str]:
-    indent = " " * len(first) if rest is None else rest
-    return textwrap.wrap(
-        text, WIDTH, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False
-    ) or [first]
+    return wrap(text, WIDTH, first, rest)
 
 
 def _between(r: Range | None) -> str:
@@ -295,27 +292,25 @@ def render(shape: ModelShape, facts: Facts, e: Estimate) -> list[str]:
         )
     if e.gpu.allocated is not None:
         lines += ["", _("GPU, worst rank")]
-        lines.append("  {:<12}{}".format(_("capacity"), gib(e.gpu.capacity)))
+        lines.append("  " + pad(_("capacity"), 12) + gib(e.gpu.capacity))
         for name, value in (
             (_("allocated"), e.gpu.allocated),
             (_("reserved"), e.gpu.reserved),
             (_("device"), e.gpu.device),
         ):
-            lines.append(f"  {name:<12}{_between(value)}")
+            lines.append(f"  {pad(name, 12)}{_between(value)}")
         lines += ["", *_phase_table(e)]
     lines += ["", _("Host, one node")]
-    lines.append("  {:<12}{}".format(_("capacity"), gib(e.host.capacity)))
-    lines.append("  {:<12}{}".format(_("peak"), _between(e.host.peak)))
-    lines.append("  {:<12}{}".format(_("pinned"), gib(e.host.pinned)))
+    lines.append("  " + pad(_("capacity"), 12) + gib(e.host.capacity))
+    lines.append("  " + pad(_("peak"), 12) + _between(e.host.peak))
+    lines.append("  " + pad(_("pinned"), 12) + gib(e.host.pinned))
     shown = sorted(((k, v) for k, v in e.host.parts.items() if v), key=lambda kv: -kv[1])
     if shown:
-        lines += _wrap(
-            ", ".join(f"{_part_name(k)} {gib(v)}" for k, v in shown), "  {:<12}".format(_("parts"))
-        )
+        lines += _wrap(", ".join(f"{_part_name(k)} {gib(v)}" for k, v in shown), "  " + pad(_("parts"), 12))
     if e.nvme is not None:
         lines += ["", _("NVMe")]
-        lines.append("  {:<12}{}".format(_("free"), gib(e.nvme.capacity)))
-        lines.append("  {:<12}{}".format(_("needed"), gib(e.nvme.needed)))
+        lines.append("  " + pad(_("free"), 12) + gib(e.nvme.capacity))
+        lines.append("  " + pad(_("needed"), 12) + gib(e.nvme.needed))
     if e.changes:
         lines += ["", _("One of these would make it fit")]
         for c in e.changes:
@@ -353,12 +348,16 @@ def _phase_table(e: Estimate) -> list[str]:
     parts: list[str] = []
     for p in phases:
         parts += [k for k in p.parts if k not in parts]
-    head = "  {:<17}".format(_("GiB at the peak")) + "".join(f"{_phase_name(p.phase):>10}" for p in phases)
+    head = (
+        "  "
+        + pad(_("GiB at the peak"), 17)
+        + "".join(pad(_phase_name(p.phase), 10, right=True) for p in phases)
+    )
     rows = [head]
     for part in parts:
         cells = "".join(f"{p.parts.get(part, 0) / 2**30:>10.2f}" for p in phases)
-        rows.append(f"  {_part_name(part):<17}{cells}")
-    rows.append("  {:<17}".format(_("allocated")) + "".join(f"{p.total / 2**30:>10.2f}" for p in phases))
+        rows.append(f"  {pad(_part_name(part), 17)}{cells}")
+    rows.append("  " + pad(_("allocated"), 17) + "".join(f"{p.total / 2**30:>10.2f}" for p in phases))
     return rows
 
 
@@ -370,19 +369,23 @@ def _grid_lines(shape: ModelShape, facts: Facts, cells: list[Cell]) -> list[str]
         "",
     )
     lines.append("")
-    lines.append(
-        "  {:<6}{:<11}{:<9}{:<14}{:>11}{:>11}  {}".format(
-            _("stage"), _("optimizer"), _("params"), _("verdict"), _("GPU"), _("host"), _("decides")
-        )
-    )
+    head = (_("stage"), _("optimizer"), _("params"), _("verdict"), _("GPU"), _("host"), _("decides"))
+    lines.append(_grid_row(*head))
     for c in cells:
         e = c.estimate
         device = gib(e.gpu.device.expected) if e.gpu.device else "-"
         peak = gib(e.host.peak.expected) if e.host.peak else "-"
         decides = _where_name(e.binds.where) if e.binds else ""
         lines.append(
-            f"  {c.stage:<6}{_place(c.offload_optimizer):<11}{_place(c.offload_param):<9}"
-            f"{_verdict_name(e.verdict):<14}{device:>11}{peak:>11}  {decides}"
+            _grid_row(
+                str(c.stage),
+                _place(c.offload_optimizer),
+                _place(c.offload_param),
+                _verdict_name(e.verdict),
+                device,
+                peak,
+                decides,
+            )
         )
     notes: list[str] = []
     for c in cells:
@@ -391,6 +394,13 @@ def _grid_lines(shape: ModelShape, facts: Facts, cells: list[Cell]) -> list[str]
     for text in notes:
         lines += ["", *_wrap(text)]
     return lines
+
+
+def _grid_row(
+    stage: str, optimizer: str, params: str, verdict: str, gpu: str, host: str, decides: str
+) -> str:
+    left = pad(stage, 6) + pad(optimizer, 11) + pad(params, 9) + pad(verdict, 14)
+    return f"  {left}{pad(gpu, 11, right=True)}{pad(host, 11, right=True)}  {decides}"
 
 
 def _place(device: str) -> str:

@@ -6,12 +6,12 @@ import argparse
 import json
 import shutil
 import sys
-import textwrap
 from typing import Any
 
 from dstui.errors import DstuiError, Exit
 from dstui.i18n import _
 from dstui.plain.check import release_of
+from dstui.plain.columns import pad, width, wrap
 from dstui.rules import keypages
 from dstui.rules.registry import Rule, all_rules, find
 
@@ -167,23 +167,11 @@ def key_page(k: keypages.KeyPage) -> list[str]:
     rows.append((_("rules"), ", ".join(f"{c} {n}" for c, n in k.rules)))
     if not k.known:
         lines.append("    " + _("DeepSpeed {release} does not read it").format(release=k.release))
-    width = max(_cells(title) for title, text in rows if text)
+    column = max(width(title) for title, text in rows if text)
     for title, text in rows:
         if text:
-            pad = " " * (width - _cells(title) + 2)
-            body = textwrap.wrap(
-                text, max(30, _width() - width - 6), break_long_words=False, break_on_hyphens=False
-            ) or [""]
-            lines.append(f"    {title}{pad}{body[0]}")
-            lines += [" " * (width + 6) + more for more in body[1:]]
+            lines += wrap(text, max(column + 36, _width()), f"    {pad(title, column)}  ")
     return lines
-
-
-def _cells(text: str) -> int:
-    """Columns that ``text`` takes: Chinese characters are two wide."""
-    from unicodedata import east_asian_width
-
-    return sum(2 if east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def _width() -> int:
@@ -191,10 +179,7 @@ def _width() -> int:
 
 
 def _wrapped(text: str) -> list[str]:
-    return [
-        "    " + line
-        for line in textwrap.wrap(text, _width() - 4, break_long_words=_cells(text) > 1.5 * len(text))
-    ]
+    return wrap(text, _width(), "    ")
 
 
 def _out(as_json: bool, data: dict[str, Any], lines: list[str]) -> None:

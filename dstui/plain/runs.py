@@ -10,6 +10,7 @@ from typing import Any
 
 from dstui.errors import DstuiError, Exit
 from dstui.i18n import _
+from dstui.plain.columns import pad, width
 from dstui.runs import store
 from dstui.runs.store import RunDir
 from dstui.units import duration
@@ -90,15 +91,9 @@ def table(rows: list[dict[str, Any]], now: float | None = None) -> str:
                 name,
             )
         )
-    widths = [max(_columns(line[i]) for line in lines) for i in range(len(head) - 1)]
+    widths = [max(width(line[i]) for line in lines) for i in range(len(head) - 1)]
     out = []
     for line in lines:
-        cells = [cell + " " * (w - _columns(cell)) for cell, w in zip(line, widths, strict=False)]
+        cells = [pad(cell, w) for cell, w in zip(line, widths, strict=False)]
         out.append("  ".join([*cells, line[-1]]).rstrip())
     return "\n".join(out)
-
-
-def _columns(text: str) -> int:
-    import unicodedata
-
-    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)

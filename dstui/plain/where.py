@@ -10,6 +10,7 @@ from pathlib import Path
 from dstui import paths
 from dstui.errors import Exit
 from dstui.i18n import _
+from dstui.plain.columns import pad
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
             notes.append(_("moved by {variable}").format(variable=variable))
         if not path.is_dir():
             notes.append(_("not made yet"))
-        print(f"{titles[key]:<16}{path}" + (f"  ({', '.join(notes)})" if notes else ""))
+        print(f"{pad(titles[key], 16)}{path}" + (f"  ({', '.join(notes)})" if notes else ""))
     print()
     print(_("Move them with {names}.").format(names=", ".join(sorted(set(_MOVED_BY.values())))))
     return Exit.OK

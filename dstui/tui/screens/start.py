@@ -242,7 +242,7 @@ class StartScreen(BaseScreen):
         self.set_focus(form)
         self._load_file(self._config_here() or "", "")
         self.set_keys(
-            [("Enter", _("open")), (_("type"), _("replace")), ("Tab", _("complete")), ("Esc", _("back"))]
+            [("Enter", _("open")), (_("typing"), _("replace")), ("Tab", _("complete")), ("Esc", _("back"))]
         )
 
     def _load_file(self, text: str, error: str) -> None:

@@ -371,7 +371,7 @@ class WizardScreen(BaseScreen):
         elif f is not None and f.kind == "bool":
             keys.append(("Space", _("yes/no")))
         elif text or (f is not None and f.kind in NUMBERS):
-            keys.append((_("type"), _("change")))
+            keys.append((_("typing"), _("change")))
         keys += [
             ("^A" if text else "A", _("accept rest")),
             ("F2" if text else "v", _("fit, file")),
