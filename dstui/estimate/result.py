@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -91,6 +92,7 @@ class Estimate:
 
     def to_json(self) -> dict[str, Any]:
         """The fields as design fixes them; ``schema_version`` is added by who prints it."""
-        import dataclasses
-
-        return dataclasses.asdict(self)
+        data = dataclasses.asdict(self)
+        for shown, phase in zip(data["gpu"]["phases"], self.gpu.phases, strict=True):
+            shown["total"] = phase.total
+        return data

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from dstui.errors import DstuiError, Exit
 from dstui.examples import OFFLOADS, demo_config, tiny_gpt_script
@@ -71,6 +74,8 @@ def demo_spec(args: argparse.Namespace, facts: Facts) -> RunSpec:
     if args.ranks is not None and args.ranks < 1:
         raise DstuiError(_("--ranks {n}: at least 1").format(n=args.ranks))
     devices, ranks = choose_devices(args.ranks, facts)
+    precision = choose_precision(facts)
+    config = demo_config(stage=args.stage, offload=args.offload, steps=args.steps, precision=precision)
     return RunSpec(
         script=str(tiny_gpt_script()),
         args=("--deepspeed", "--deepspeed_config", "{config}", "--steps", str(args.steps)),
@@ -79,11 +84,31 @@ def demo_spec(args: argparse.Namespace, facts: Facts) -> RunSpec:
         devices=devices,
         num_gpus=ranks,
         name="demo",
-        config=demo_config(
-            stage=args.stage, offload=args.offload, steps=args.steps, precision=choose_precision(facts)
-        ),
+        config=config,
+        prediction=_prediction(config, facts, devices, ranks),
         steps_per_print=1,
     )
+
+
+def _prediction(
+    config: Mapping[str, Any], facts: Facts, devices: tuple[str, ...] | None, ranks: int
+) -> dict[str, Any] | None:
+    """What the run's folder keeps beside the measurement; None when the release is not known."""
+    from dstui.estimate.inputs import Training
+    from dstui.estimate.memory import estimate
+    from dstui.estimate.model import load_model
+
+    if facts.deepspeed is None:
+        return None
+    used = None if facts.gpus is None else tuple(g for g in facts.gpus if g.cuda_id in (devices or ()))
+    return estimate(
+        load_model("tiny-gpt"),
+        Training(seq=64, checkpointing=False),
+        config,
+        dataclasses.replace(facts, gpus=used),
+        release=facts.deepspeed,
+        world_size=ranks,
+    ).to_json()
 
 
 def choose_devices(ranks: int | None, facts: Facts) -> tuple[tuple[str, ...] | None, int]:

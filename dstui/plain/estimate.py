@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
         return _grid_code(cells)
     answer = estimate(shape, training, config, facts, release=release, world_size=args.world_size)
     if as_json:
-        print(json.dumps({"schema_version": SCHEMA_VERSION, **to_json(answer)}, indent=2, ensure_ascii=False))
+        print(json.dumps({"schema_version": SCHEMA_VERSION, **answer.to_json()}, indent=2, ensure_ascii=False))
     else:
         print("\n".join(render(shape, facts, answer)))
     return _code(answer)
@@ -174,47 +174,12 @@ def _config(path: str | None) -> Mapping[str, Any]:
 # -- JSON ------------------------------------------------------------------------------------------------
 
 
-def _range(r: Range | None) -> dict[str, int] | None:
-    return None if r is None else r.to_json()
-
-
-def to_json(e: Estimate) -> dict[str, Any]:
-    """The estimate as ``dstui estimate --json`` prints it, without ``schema_version``. Sizes are bytes."""
-    return {
-        "verdict": e.verdict,
-        "reason": e.reason,
-        "binds": None
-        if e.binds is None
-        else {"where": e.binds.where, "phase": e.binds.phase, "part": e.binds.part},
-        "gpu": {
-            "capacity": e.gpu.capacity,
-            "allocated": _range(e.gpu.allocated),
-            "reserved": _range(e.gpu.reserved),
-            "device": _range(e.gpu.device),
-            "phases": [{"phase": p.phase, "total": p.total, "parts": dict(p.parts)} for p in e.gpu.phases],
-        },
-        "host": {
-            "capacity": e.host.capacity,
-            "pinned": e.host.pinned,
-            "pageable": e.host.pageable,
-            "peak": _range(e.host.peak),
-            "parts": dict(e.host.parts),
-        },
-        "nvme": None if e.nvme is None else {"capacity": e.nvme.capacity, "needed": e.nvme.needed},
-        "changes": [
-            {"title": c.title, "edits": [dict(x) for x in c.edits], "saves": c.saves, "costs": c.costs}
-            for c in e.changes
-        ],
-        "assumptions": list(e.assumptions),
-    }
-
-
 def _cell_json(c: Cell) -> dict[str, Any]:
     return {
         "stage": c.stage,
         "offload_optimizer": c.offload_optimizer,
         "offload_param": c.offload_param,
-        **to_json(c.estimate),
+        **c.estimate.to_json(),
     }
 
 

@@ -175,6 +175,25 @@ def test_demo_builds_the_run() -> None:
     assert Path(spec.script).is_file()
 
 
+def test_demo_is_predicted_like_any_run() -> None:
+    import argparse
+
+    from dstui.facts.model import Host, Interpreter
+
+    packages = {"deepspeed": "0.19.8", "torch": "2.13.0"}
+    machine = Facts(
+        gpus=(),
+        host=Host(ram_total=64 << 30, ram_available=60 << 30),
+        interpreters=(Interpreter("/venv/bin/python", "active", packages=packages),),
+    )
+    parser = argparse.ArgumentParser()
+    demo.configure(parser)
+    prediction = demo.demo_spec(parser.parse_args(["--ranks", "2", "--stage", "2"]), machine).prediction
+    assert prediction is not None
+    assert prediction["verdict"] == "fits"
+    assert prediction["host"]["peak"]["expected"] > 1 << 29
+
+
 @pytest.mark.parametrize(
     "words",
     [
