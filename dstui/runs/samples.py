@@ -69,6 +69,20 @@ GPU_STALE = 5.0
 SETTLED = 5
 """Looks at a new process before it counts as one without a rank."""
 COMPILERS = frozenset({"ninja", "nvcc", "cicc", "ptxas", "cc1plus", "cc1", "hipcc"})
+BUILD_TOOLS = COMPILERS | {
+    "c++",
+    "g++",
+    "gcc",
+    "cc",
+    "clang",
+    "clang++",
+    "cudafe++",
+    "fatbinary",
+    "as",
+    "ld",
+    "collect2",
+}
+"""What an op's build starts below a rank: two compilers of torch's headers hold 2.5 GiB, none of it the training's."""
 
 
 @dataclass(frozen=True)
@@ -623,7 +637,7 @@ class Sampler:
             if m.main:
                 main.setdefault(m.rank, pid)
             size, spent = _rss(pid), _cpu_ticks(pid)
-            if size is not None:
+            if size is not None and m.name not in BUILD_TOOLS:
                 rss[m.rank] = rss.get(m.rank, 0) + size
             if spent is not None:
                 ticks[pid] = (now, spent)

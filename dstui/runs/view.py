@@ -496,7 +496,7 @@ class RunView:
                 rank=rank,
                 pid=use.pid if use else None,
                 rss=use.rss if use else None,
-                rss_peak=peaks.get(rank),
+                rss_peak=max(peaks.get(rank, 0), (use.rss if use else None) or 0) or None,
                 cpu=use.cpu if use else None,
                 code=codes.get(rank),
             )

@@ -86,6 +86,36 @@ def test_a_rank_its_children_and_the_gpu(tmp_path: Path, rank: subprocess.Popen[
     assert peaks.rss_total == peaks.rank_rss[3]
 
 
+def test_a_compiler_below_a_rank_is_not_the_rank_s_memory(tmp_path: Path) -> None:
+    """Two cc1plus hold GiB while an op is built; measured beside predicted, they would look like a leak."""
+    from dstui.runs.processes import descendants
+
+    compiler = tmp_path / "cc1plus"
+    compiler.symlink_to(os.path.realpath(sys.executable))
+    child = "x = b'1' * (90 << 20); print('up', flush=True); import sys; sys.stdin.read()"
+    code = (
+        "import subprocess, sys;"
+        f"p = subprocess.Popen([{str(compiler)!r}, '-S', '-c', {child!r}],"
+        " stdin=subprocess.PIPE, stdout=subprocess.PIPE);"
+        "p.stdout.readline(); print('up', flush=True); sys.stdin.read()"
+    )
+    env = {**os.environ, "RANK": "0"}
+    rank = subprocess.Popen(
+        [sys.executable, "-S", "-c", code], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with rank:
+        assert rank.stdout is not None
+        rank.stdout.readline()
+        sampler = Sampler(tmp_path, devices=())
+        sampler.sample([rank.pid, *(p.pid for p in descendants(rank.pid))])
+        sampler.close()
+        assert rank.stdin is not None
+        rank.stdin.close()
+    last = read_samples(tmp_path)[-1]
+    assert last.build is not None
+    assert last.ranks[0].rss is not None and last.ranks[0].rss < 60 << 20
+
+
 def test_a_broken_driver_leaves_a_gap_only(tmp_path: Path) -> None:
     source = Source(RuntimeError("GPU is lost"))
     sampler = Sampler(tmp_path, source=lambda: source, interval=0.01)
