@@ -113,9 +113,9 @@ def _words(text: str) -> Iterator[str]:
 
 
 def wrap(text: str, cells: int) -> list[str]:
-    """``text`` broken into rows of at most ``cells`` cells; Chinese breaks between characters."""
+    """``text`` broken into rows of at most ``cells`` cells, never less than the two that one character may take."""
     rows: list[str] = []
-    cells = max(1, cells)
+    cells = max(2, cells)
     for paragraph in text.split("\n"):
         row = ""
         for piece in _words(paragraph):

@@ -40,6 +40,11 @@ def test_wrap_keeps_everything_but_blanks(value: str, cells: int) -> None:
     assert "".join("".join(rows).split()) == "".join(value.split())
 
 
+@pytest.mark.parametrize("cells", [-3, 0, 1, 2, 3])
+def test_wrap_ends_where_a_character_is_wider_than_the_row(cells: int) -> None:
+    assert "".join(text.wrap("放得下 a", cells)).replace(" ", "") == "放得下a"
+
+
 def test_wrap_breaks_between_chinese_characters() -> None:
     assert text.wrap("显存不够时，先降低批量。", 8) == ["显存不够", "时，先降", "低批量。"]
 

@@ -365,9 +365,9 @@ def gpu_rows(gpus: Sequence[GpuRow], cells: int, height: int, g: Glyphs, over: b
         memory = max(memory, width(_("memory")))
         power = max(max(width(_power(x)) for x in gpus), width(_("power")))
         heat = max(4, width(_("temp")))
-        use = max(5, width(_("use")))
+        use = max(5, width(_("util")))
         head = (
-            f" {pad(_('GPU'), 4)}{pad(_('use'), use)}  {pad(_('memory'), memory)}  "
+            f" {pad(_('GPU'), 4)}{pad(_('util'), use)}  {pad(_('memory'), memory)}  "
             f"{pad(_('power'), power)}  {pad(_('temp'), heat)}"
         )
         rows: list[Line] = [line((head, "dim"))]
@@ -551,9 +551,9 @@ def plan_word(c: Comparison) -> tuple[str, str]:
     if c.measured is None:
         return "", ""
     if c.high is not None and c.measured > c.high:
-        return _("above"), "warn"
+        return _("higher"), "warn"
     if c.low is not None and c.measured < c.low:
-        return _("below"), "accent"
+        return _("lower"), "accent"
     return _("in range"), "good"
 
 
