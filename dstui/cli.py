@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -80,19 +82,59 @@ def _peek_language(argv: Sequence[str]) -> str | None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the ``dstui`` command; returns the exit code."""
     args = list(sys.argv[1:] if argv is None else argv)
+    _mend_streams()
     i18n.set_language(i18n.pick_language(_peek_language(args), tty=sys.stdout.isatty()))
     try:
-        return int(_dispatch(args))
+        code = int(_dispatch(args))
+        sys.stdout.flush()  # a full disk shows here, not in the interpreter's last breath
+        return code
     except DstuiError as e:
-        print(_("error: {message}").format(message=e.message), file=sys.stderr)
-        if e.hint:
-            print("  " + e.hint, file=sys.stderr)
-        return int(e.code)
+        return _say(e)
     except KeyboardInterrupt:
         return int(Exit.INTERRUPTED)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         return int(Exit.OK)
+    except OSError as e:
+        _drop_stdout()
+        what = os.strerror(e.errno) if e.errno else str(e)
+        where = f"{os.fsdecode(e.filename)}: " if isinstance(e.filename, str | bytes) else ""
+        hint = None
+        if e.errno in (errno.ENOSPC, errno.EDQUOT):
+            hint = _("free some space; `dstui where` tells what dstui writes where")
+        return _say(DstuiError(where + what, hint))
+    except Exception:  # a fault of ours: never the exit code that judges the user's file
+        import traceback
+
+        traceback.print_exc()
+        return _say(DstuiError(_("dstui itself failed"), _("please report it with the lines above")))
+
+
+def _say(e: DstuiError) -> int:
+    print(_("error: {message}").format(message=e.message), file=sys.stderr)
+    if e.hint:
+        print("  " + e.hint, file=sys.stderr)
+    return int(e.code)
+
+
+def _mend_streams() -> None:
+    """Standard streams that take any text: none closed, and no character that ends the program."""
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:  # `<&-` or `>&-`: the next file opened must not become stdout
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != fd:
+                os.dup2(null, fd)
+                os.close(null)
+            setattr(sys, name, open(fd, "r" if fd == 0 else "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+        elif fd and isinstance(stream, io.TextIOWrapper):
+            # An ASCII stdout, or a file name that is no UTF-8: `\u4e2d` is also what JSON would write.
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _drop_stdout() -> None:
+    """Nobody reads stdout any more: what is still buffered goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _dispatch(args: list[str]) -> int:
