@@ -183,6 +183,15 @@ _ALL = (
         N_("use bf16 where the card has it (compute capability 8.0), else a lower learning rate"),
     ),
     Cause(
+        "DR603", "dtype-mismatch", None,
+        N_("the script feeds another number type than the model computes in"),
+        N_("`mat1 and mat2 must have the same dtype`, `expected scalar type`, `Input type (...) and bias type (...)`"),
+        N_("with bf16 or fp16 in its config DeepSpeed casts the parameters, but not the batches of a plain script: "
+           "they stay float32"),
+        N_("cast the inputs in the script (`x = x.to(torch.bfloat16)`), or train in fp32; "
+           "fp16 has auto_cast, which casts them"),
+    ),
+    Cause(
         "DR701", "op-build-failed", None,
         N_("a DeepSpeed op could not be compiled"),
         N_("`Error building extension`, `Unable to JIT load`, ninja or compiler errors"),

@@ -463,6 +463,11 @@ _CAPACITY = re.compile(r"total capacity of ([\d.]+) GiB|; ([\d.]+) GiB total cap
 _MINE = re.compile(r"this process has ([\d.]+) (GiB|MiB) memory in use")
 _FREE = re.compile(r"of which ([\d.]+) (GiB|MiB|bytes) is free")
 _CACHED = re.compile(r"and ([\d.]+) (GiB|MiB) is reserved by PyTorch but unallocated")
+_DTYPES = re.compile(
+    r"(?:to )?have (?:the )?same dtype, but|expected scalar type \w+ but found|expect parameter to have scalar type"
+    r"|Input type \(\S+\) and (?:bias|weight) type \(\S+\) should be the same|does not match weight dtype"
+)
+"""What torch 2.13 says to mixed types: linear, matmul, convolution, norm, RNN and attention layers, each executed."""
 _UNIT = {"GiB": GiB, "MiB": 1 << 20, "KiB": 1 << 10, "bytes": 1}
 
 
@@ -574,6 +579,8 @@ def _name(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list[Re
         return Named("DR707", certainty, _first_line(text)), []
     if re.search(r"zero_force_ds_cpu_optimizer|DeepSpeedCPUAdam|ZeroRuntimeException.*optimizer", text):
         return Named("DR201", certainty, f.message), _cpu_optimizer_fixes(case)
+    if _DTYPES.search(text):
+        return Named("DR603", certainty, _at(f)), _dtype_fixes(case)
     if re.search(r"already at minimum", text):
         return Named("DR602", certainty, f.message), _precision_fixes(case)
     if re.search(r"no_sync|gradient_accumulation_boundary|accumulation boundary", text):
@@ -595,11 +602,16 @@ def _name(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list[Re
         return Named("DR502", weaker, _first_line(text)), []
     if f.short == "FileNotFoundError" or "No such file or directory" in text:
         return Named("DR803", certainty, f.message), []
+    return Named("DR710", certainty, _at(f)), []
+
+
+def _at(f: Failure) -> str:
+    """The exception with the innermost line of the user's own code."""
     frame = _user_frame(f)
     detail = f"{f.short}: {f.message}" if f.message else f.short
     if frame:
         detail += " " + _("(in {file}, line {line})").format(file=frame[0], line=frame[1])
-    return Named("DR710", certainty, detail), []
+    return detail
 
 
 def _first_line(text: str) -> str:
@@ -829,6 +841,29 @@ def _precision_fixes(case: _Case) -> list[Repair]:
             )
         )
     fixes.append(Repair(_("a lower learning rate, with warm-up and gradient clipping 1.0")))
+    return fixes
+
+
+def _dtype_fixes(case: _Case) -> list[Repair]:
+    """Source: DeepSpeedEngine.forward casts its inputs under fp16.auto_cast only (0.19.8)."""
+    fixes = []
+    for name, kind in (("bf16", "torch.bfloat16"), ("fp16", "torch.float16")):
+        section = (case.config or {}).get(name)
+        if not isinstance(section, Mapping) or not section.get("enabled"):
+            continue
+        fixes.append(Repair(_("cast the inputs in the script: x = x.to({dtype})").format(dtype=kind)))
+        if name == "fp16":
+            op = "replace" if "auto_cast" in section else "add"
+            fixes.append(
+                Repair(_("let DeepSpeed cast them"), ({"op": op, "path": "/fp16/auto_cast", "value": True},))
+            )
+        fixes.append(
+            Repair(
+                _("train in fp32"),
+                ({"op": "replace", "path": f"/{name}/enabled", "value": False},),
+                _("parameters and gradients take twice the memory"),
+            )
+        )
     return fixes
 
 

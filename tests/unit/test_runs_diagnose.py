@@ -75,6 +75,7 @@ def failed(code: int, rank: int = 1, **more: Any) -> dict[str, Any]:
         ("module", "DR704", None),
         ("term", "DR721", None),
         ("nocc", "DR701", None),
+        ("dtype", "DR603", None),
     ],
 )
 def test_real_logs_of_failed_runs(name: str, code: str, checkpoint: int | None) -> None:
@@ -113,6 +114,38 @@ def test_gpu_truth(shared: Path) -> None:
     assert (kill.cause.code, kill.cause.certainty) == ("DR401", "likely")
     for name in ("ds-wall.log", "hf-ok.log"):
         assert diagnose(logs / name).cause is None, name
+
+
+def test_inputs_of_another_type_get_an_edit() -> None:
+    found = diagnose(LOGS / "dtype.log", {"bf16": {"enabled": True}})
+    assert found.cause is not None and "train.py, line 29" in found.cause.detail
+    edits = [dict(e) for f in found.fixes for e in f.edits]
+    assert edits == [{"op": "replace", "path": "/bf16/enabled", "value": False}]
+    found = diagnose(LOGS / "dtype.log", {"fp16": {"enabled": True}})
+    edits = [dict(e) for f in found.fixes for e in f.edits]
+    assert edits[0] == {"op": "add", "path": "/fp16/auto_cast", "value": True}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "mat1 and mat2 must have the same dtype, but got Float and BFloat16",
+        "expected m1 and m2 to have the same dtype, but got: float != c10::BFloat16",
+        "Input type (float) and bias type (c10::BFloat16) should be the same",
+        "mixed dtype (CPU): expect parameter to have scalar type of Float",
+        "expected scalar type Float but found Half",
+        "RNN input dtype (torch.float32) does not match weight dtype (torch.bfloat16). Convert input",
+        "Expected query, key, and value to have the same dtype, but got query.dtype: float key.dtype: c10::BFloat16",
+    ],
+)
+def test_what_torch_says_to_mixed_types(message: str, tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_text(
+        'Traceback (most recent call last):\n  File "/w/train.py", line 3, in <module>\n    f(x)\n'
+        f"RuntimeError: {message}\n"
+    )
+    found = diagnose(log)
+    assert found.cause is not None and found.cause.code == "DR603"
 
 
 def test_the_first_failing_rank_counts_and_its_peers_only_lost_it() -> None:
