@@ -38,9 +38,24 @@ FORMAT = 1
 PROBE = r"""
 import enum, hashlib, inspect, json, os, pathlib, sys, types, typing
 import annotated_types as at
-import deepspeed, pydantic, torch
+# names that old releases import from newer packages than theirs; parsing a config uses none of them
+import numpy
+if not hasattr(numpy, "BUFSIZE"): numpy.BUFSIZE = 8192
+import torch.distributed.elastic.agent.server.api as elastic_api
+for gone in ("log", "_get_socket_with_port"):
+    if not hasattr(elastic_api, gone): setattr(elastic_api, gone, None)
+for absent in ("intel_extension_for_pytorch", "oneccl_bindings_for_pytorch"):  # to 0.14.0
+    sys.modules.setdefault(absent, types.ModuleType(absent))
+import deepspeed, torch
 from deepspeed.runtime import config as C
 from deepspeed.runtime.config_utils import DeepSpeedConfigModel as Base
+
+OLD = not hasattr(Base, "model_fields")  # pydantic 1 (to 0.14.5), or its copy within pydantic 2
+BaseModel = next(c for c in Base.__mro__ if c.__name__ == "BaseModel")
+
+def fields_of(cls):  # name -> (type, the field)
+    if OLD: return {n: (f.outer_type_, f) for n, f in cls.__fields__.items()}
+    return {n: (f.annotation, f) for n, f in cls.model_fields.items()}
 
 def term(t):
     o, a = typing.get_origin(t), typing.get_args(t)
@@ -59,8 +74,10 @@ def term(t):
     if isinstance(t, type) and issubclass(t, enum.Enum):
         values = list(dict.fromkeys(m.value for m in t))
         return {"enum": values}
-    if isinstance(t, type) and issubclass(t, pydantic.BaseModel):
+    if isinstance(t, type) and issubclass(t, BaseModel):
         model(t); return {"model": t.__name__}
+    if OLD and isinstance(t, type) and issubclass(t, (int, float)):  # ConstrainedIntValue
+        return "int" if issubclass(t, int) else "float"
     raise SystemExit(f"type {t!r} is not known to the generator")
 
 def plain(v):
@@ -70,7 +87,8 @@ def plain(v):
     if isinstance(v, (float, str)): return v
     if isinstance(v, (list, tuple)): return [plain(x) for x in v]
     if isinstance(v, dict): return {k: plain(x) for k, x in v.items()}
-    if isinstance(v, pydantic.BaseModel): return {k: plain(getattr(v, k)) for k in v.model_fields_set}
+    if isinstance(v, BaseModel):
+        return {k: plain(getattr(v, k)) for k in (v.__fields_set__ if OLD else v.model_fields_set)}
     return str(v)
 
 def sha(f):
@@ -79,20 +97,39 @@ def sha(f):
 models = {}
 def model(cls):
     if cls.__name__ in models: return
-    out = models[cls.__name__] = {"extra": cls.model_config.get("extra") or "ignore", "fields": {}}
+    extra = (cls.__config__.extra.value if OLD else cls.model_config.get("extra")) or "ignore"
+    out = models[cls.__name__] = {"extra": extra, "fields": {}}
     if Base in cls.__mro__: out["drops_auto"] = True
-    for name, f in cls.model_fields.items():
-        d = out["fields"][name] = {"type": term(f.annotation)}
+    for name, (annotation, f) in fields_of(cls).items():
+        d = out["fields"][name] = {"type": term(annotation)}
+        if OLD and f.allow_none and d["type"] != "any": d["type"] = {"null": d["type"]}
         if f.alias and f.alias != name: d["alias"] = f.alias
         d["default"] = plain(f.default_factory() if f.default_factory else f.default)
-        for m in f.metadata:
-            for cls2, key in ((at.Gt, "gt"), (at.Ge, "ge"), (at.Lt, "lt"), (at.Le, "le")):
-                if isinstance(m, cls2): d[key] = plain(getattr(m, key))
-        x = f.json_schema_extra or {}
+        if OLD:
+            for key in ("gt", "ge", "lt", "le"):
+                if getattr(f.field_info, key) is not None: d[key] = plain(getattr(f.field_info, key))
+        else:
+            for m in f.metadata:
+                for cls2, key in ((at.Gt, "gt"), (at.Ge, "ge"), (at.Lt, "lt"), (at.Le, "le")):
+                    if isinstance(m, cls2): d[key] = plain(getattr(m, key))
+        x = (f.field_info.extra if OLD else f.json_schema_extra) or {}
         if x.get("deprecated"):
             d["deprecated"] = {k: x[k] for k in ("new_param", "set_new_param", "deprecated_msg") if k in x}
             if "new_param_fn" in x:
                 d["deprecated"]["converts"] = [[v, plain(x["new_param_fn"](v))] for v in (True, False, None)]
+    if OLD:
+        by_name = {}
+        for name, f in cls.__fields__.items():
+            for v in (f.class_validators or {}).values():
+                at_ = by_name.setdefault(v.func.__name__, {
+                    "name": v.func.__name__, "mode": "before" if v.pre else "after", "fields": [], "sha": sha(v.func)})
+                at_["fields"].append(name)
+        out["validators"] = list(by_name.values()) + [
+            {"name": v.__name__, "mode": "before", "sha": sha(v)} for v in cls.__pre_root_validators__
+        ] + [
+            {"name": v.__name__, "mode": "after", "sha": sha(v)} for skip, v in cls.__post_root_validators__
+        ]
+        return
     dec = cls.__pydantic_decorators__
     out["validators"] = [
         {"name": n, "mode": v.info.mode, "sha": sha(v.func)} for n, v in dec.model_validators.items()
@@ -110,8 +147,8 @@ root("/zero_optimization", DeepSpeedZeroConfig)
 from deepspeed.comm.config import CommsLoggerConfig
 root("/comms_logger", CommsLoggerConfig)
 from deepspeed.monitor.config import DeepSpeedMonitorConfig
-for n, f in DeepSpeedMonitorConfig.model_fields.items():
-    if isinstance(f.annotation, type) and issubclass(f.annotation, pydantic.BaseModel): root("/" + n, f.annotation)
+for n, (t, f) in fields_of(DeepSpeedMonitorConfig).items():
+    if isinstance(t, type) and issubclass(t, BaseModel): root("/" + n, t)
 root("/hybrid_engine", C.HybridEngineConfig)
 def made_by(pointer, reader, name):  # the model that a reader of runtime/config.py fills
     found = reader in vars(C) and vars(C)[reader].__globals__.get(name)
@@ -120,6 +157,7 @@ made_by("/fp16", "get_float16_config", "DeepSpeedFP16Config")
 made_by("/bf16", "get_bfloat16_config", "DeepSpeedBF16Config")
 made_by("/timers/throughput", "get_timers_config", "DeepSpeedThroughputTimerConfig")
 made_by("/tensor_parallel", "get_tensor_parallel_config", "TPTrainingConfig")
+made_by("/compile", "get_compile_config", "CompileConfig")  # to 0.14.3: torch.compile
 if "CompileConfig" in vars(C): root("/compile", C.CompileConfig)
 if "WeightQuantConfig" in vars(C): root("/weight_quantization", C.WeightQuantConfig)
 
@@ -144,7 +182,9 @@ except ImportError:
     pass
 release = {
     "version": deepspeed.__version__.split("+")[0].strip(),
-    "pydantic": int(pydantic.VERSION.split(".")[0]),
+    "pydantic": 1 if OLD else 2,
+    # deepspeed.initialize makes a dictionary of a file before it makes a DeepSpeedConfig of it
+    "reads_file": "load_ds_config" in deepspeed.initialize.__code__.co_names,
     "models": models, "roots": roots, "readers": readers, "functions": functions,
     "helpers": [n for n in ("get_dynamic_batching",) if n in vars(D)],
     "elasticity": "elasticity_enabled" in C.DeepSpeedConfig.__init__.__code__.co_names,
@@ -246,6 +286,13 @@ BASIC: dict[str, Any] = {
     "dtype": {"const": "auto"},
 }
 """What pydantic 2 takes for each type in its lax mode, ``"auto"`` included (dropped before it looks)."""
+BASIC_1: dict[str, Any] = {
+    **BASIC,
+    "int": {"type": ["number", "boolean", "string"], "pattern": r"^\s*[+-]?\d(_?\d)*\s*$|^auto$"},
+    "str": {"type": ["string", "number", "boolean"]},
+    "dict": {"anyOf": [{"type": ["object", "array"]}, {"enum": ["", "auto"]}]},
+}
+"""The same for pydantic 1 (to 0.14.5): fractions are cut, numbers become strings, pairs become objects."""
 REMOVED = {"not": {}, "x-dstui": {"removed": True}}
 _BOUND_WORDS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
 
@@ -259,16 +306,20 @@ def _key(version: str) -> tuple[int, ...]:
     return tuple(int(p) for p in version.lstrip("<=").split("."))
 
 
-def type_schema(term: Any) -> dict[str, Any]:
+def type_schema(term: Any, pydantic: int) -> dict[str, Any]:
     """JSON Schema of a pydantic type term of the probe."""
     if isinstance(term, str):
         return {"$ref": f"#/$defs/{term}"}
     ((kind, inner),) = term.items()
     if kind == "null":
-        return {"anyOf": [type_schema(inner), {"type": "null"}]}
+        return {"anyOf": [type_schema(inner, pydantic), {"type": "null"}]}
     if kind == "model":
+        if pydantic == 1:  # dict(value) is tried
+            return {"anyOf": [{"$ref": f"#/$defs/{inner}"}, {"type": "array"}, {"enum": ["", "auto"]}]}
         return {"anyOf": [{"$ref": f"#/$defs/{inner}"}, {"const": "auto"}]}
     if kind == "enum" and all(isinstance(v, int) for v in inner):
+        if pydantic == 1:
+            return {"enum": [*inner, True, False, "auto"]}
         return {"anyOf": [{"enum": [*inner, True, False, "auto"]}, {"type": "string", "pattern": _INT_TEXT}]}
     if kind in ("enum", "literal"):
         return {"enum": [*inner, *(() if "auto" in inner else ("auto",))]}
@@ -276,30 +327,33 @@ def type_schema(term: Any) -> dict[str, Any]:
         item = (
             {"enum": inner["literal"]}
             if isinstance(inner, dict) and "literal" in inner
-            else type_schema(inner)
+            else type_schema(inner, pydantic)
         )
         return {"anyOf": [{"type": "array", "items": item}, {"const": "auto"}]}
     if kind == "union":
-        return {"anyOf": [type_schema(t) for t in inner]}
+        return {"anyOf": [type_schema(t, pydantic) for t in inner]}
     raise ValueError(kind)
 
 
-def field_schema(field: dict[str, Any]) -> dict[str, Any]:
-    out = type_schema(field["type"])
+def field_schema(field: dict[str, Any], pydantic: int) -> dict[str, Any]:
+    out = type_schema(field["type"], pydantic)
     for word, name in _BOUND_WORDS.items():
         if word in field:
             out[name] = field[word]
+    if pydantic == 1 and field["type"] == "int" and out.get("minimum") == 0:
+        del out["minimum"]
+        out["exclusiveMinimum"] = -1  # the fraction is cut before the bound is looked at
     out["default"] = field["default"]
     if "deprecated" in field:
         out["deprecated"] = True
     return out
 
 
-def model_schema(name: str, model: dict[str, Any], loosen: dict[str, Any]) -> dict[str, Any]:
+def model_schema(model: dict[str, Any], loosen: dict[str, Any], pydantic: int) -> dict[str, Any]:
     properties: dict[str, Any] = {}
     one_of_two = []
     for key, field in model["fields"].items():
-        node = field_schema(field)
+        node = field_schema(field, pydantic)
         if key in loosen.get("fields", {}):
             node = {"anyOf": [{k: v for k, v in node.items() if k != "default"}, loosen["fields"][key]],
                     "default": node["default"]}  # fmt: skip
@@ -327,7 +381,8 @@ def model_schema(name: str, model: dict[str, Any], loosen: dict[str, Any]) -> di
 
 
 def review(release: dict[str, Any], reviewed: dict[str, Any]) -> list[str]:
-    """Give each validator the name of the check that replays it; returns what nobody has looked at yet.
+    """Give each validator the name of the check that replays it, and each reader that behaves otherwise
+    than in the newest release the name of its variant; returns what nobody has looked at yet.
 
     ``dstui/config/replay.py`` repeats the release's own Python code. Code that changed since it was
     reviewed must be read again before its hash goes into ``keys.json``.
@@ -339,18 +394,23 @@ def review(release: dict[str, Any], reviewed: dict[str, Any]) -> list[str]:
             if check is None:
                 missing.append(f"validator {name}.{validator['name']}@{validator['sha']}")
             validator["check"] = check
+    release["variants"] = {}
     for name, digest in release["functions"].items():
         if digest not in reviewed["functions"].get(name, ()):
             missing.append(f"function {name}@{digest}")
+        label = reviewed["variants"].get(f"{name}@{digest}")
+        if label:
+            release["variants"][name] = label
     return missing
 
 
 def build(release: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
     """The schema of one release from the probe's answer and the reviewed keys."""
     version = release["version"]
-    defs: dict[str, Any] = dict(BASIC)
+    pydantic = release["pydantic"]
+    defs: dict[str, Any] = dict(BASIC_1 if pydantic == 1 else BASIC)
     for name, model in release["models"].items():
-        defs[name] = model_schema(name, model, keys["loosen"].get(name, {}))
+        defs[name] = model_schema(model, keys["loosen"].get(name, {}), pydantic)
     schema: dict[str, Any] = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"urn:dstui:deepspeed:{version}",
@@ -364,15 +424,21 @@ def build(release: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
     # a null bf16 is read as an absent one (runtime/precision_config.py get_bfloat16_config)
     properties = schema["properties"]
     for name, patch in keys["blocks"].items():
-        if not in_range(version, patch.get("from"), patch.get("to")):
-            continue
+        wanted = patch.get("schema")
+        for first, last, other in patch.get("ranges", ()):  # what is written otherwise in older releases
+            if in_range(version, first, last):
+                wanted = other
+                break
+        else:
+            if not in_range(version, patch.get("from"), patch.get("to")):
+                continue
         if name in release["removed"]:
             continue
         node = _at(schema, "/" + name.replace(".", "/"))
         reference = node.pop("$ref", None)
-        if patch.get("schema") is not None:
+        if wanted is not None:
             ref = {"$ref": reference} if reference else None
-            node.update(_fill(patch["schema"], ref))
+            node.update(_fill(wanted, ref))
         elif reference:
             node["$ref"] = reference
     for path, entry in keys["keys"].items():

@@ -3,9 +3,10 @@
 The steps are those of ``deepspeed/runtime/config.py`` ``DeepSpeedConfig.__init__``,
 ``_initialize_params``, ``_set_batch_related_parameters``, ``_batch_assertion`` and ``_do_error_check``.
 Which readers a release calls, in which order, and its pydantic models (fields, bounds, validators) come
-from its schema (``x-dstui.release``), so one replay serves all releases with a schema. Pydantic's lax
-mode is the one of version 2 (measured on 2.14: ``"1"``, ``1.0`` and ``true`` are integers, ``1.5`` and
-``"1e3"`` are not; ``"yes"`` is a boolean...).
+from its schema (``x-dstui.release``), so one replay serves all releases with a schema. A reader that
+behaved otherwise in older releases has a name for that behaviour in ``variants``. Pydantic's lax mode is
+the one of version 2 (measured on 2.14: ``"1"``, ``1.0`` and ``true`` are integers, ``1.5`` and ``"1e3"``
+are not; ``"yes"`` is a boolean...); that of version 1, used to 0.14.5, is in ``replay_old``.
 
 DeepSpeed stops at its first problem; the replay goes on where later steps do not depend on it.
 """
@@ -175,10 +176,24 @@ class Replay:
     """One pass of a release over a config. Use ``run``; then read ``problems``, ``batch``, ``values``."""
 
     def __init__(
-        self, schema: Schema, data: dict[str, Any], world_size: int, accelerator: str = "cuda"
+        self,
+        schema: Schema,
+        data: dict[str, Any],
+        world_size: int,
+        accelerator: str = "cuda",
+        from_file: bool = False,
     ) -> None:
+        """``from_file``: ``deepspeed.initialize`` gets the path of a file, not a dictionary."""
         self.schema = schema
         self.accelerator = accelerator
+        self.from_file = from_file
+        self.variants: Mapping[str, str] = schema.facts["variants"]
+        self.pydantic1 = schema.facts["pydantic"] == 1
+        self.lax = _LAX
+        if self.pydantic1:
+            from dstui.config.replay_old import LAX_1
+
+            self.lax = LAX_1
         self.data = data
         self.world: float = world_size
         self.problems: list[Problem] = []
@@ -265,9 +280,18 @@ class Replay:
 
     def _world(self) -> None:
         """``world_size / sequence_parallel_size``: true division, so the sizes become floats."""
-        if "sequence_parallel_size" not in self.data:
+        variant = self.variants.get("__init__")
+        if "sequence_parallel_size" not in self.data or variant == "no-sequence-parallel":
             return
+        if self.from_file and not self.schema.facts["reads_file"]:
+            return  # ``"sequence_parallel_size" in config`` looks into the path (to 0.18.5)
         size = self.data["sequence_parallel_size"]
+        if variant == "any-error-is-one-rank":
+            try:
+                self.world = self.world / size
+            except Exception:
+                self.world = 1
+            return
         if not isinstance(size, (int, float)) or size == 0:
             raise self.stop(
                 "/sequence_parallel_size",
@@ -390,6 +414,8 @@ class Replay:
             if kind == "model":
                 if value is None and self._takes_null(inner):
                     value = {}
+                if self.pydantic1:
+                    value = self._pairs(value)
                 before = len(self.problems)
                 model, sound = self.fill(inner, value, pointer)
                 if not sound:
@@ -402,9 +428,11 @@ class Replay:
                     return [self._coerce(inner, v, f"{pointer}/{i}") for i, v in enumerate(value)]
             elif kind == "enum":
                 try:
-                    found_value = _lax_int(value) if isinstance(inner[0], int) else value
+                    found_value = value
+                    if isinstance(inner[0], int) and not self.pydantic1:
+                        found_value = _lax_int(value)
                     if not isinstance(found_value, (dict, list)) and found_value in inner:
-                        return found_value
+                        return inner[inner.index(found_value)]
                 except ValueError:
                     pass
             elif kind == "literal":
@@ -418,7 +446,7 @@ class Replay:
                         continue
         else:
             try:
-                return _LAX[term](value)
+                return self.lax[term](value)
             except (ValueError, TypeError):
                 pass
         wanted = type_words(term)
@@ -437,6 +465,14 @@ class Replay:
                 )
             ]
         )
+
+    def _pairs(self, value: Any) -> Any:
+        """What pydantic 1 tries where it wants a model: ``dict(value)``; the value itself when that fails."""
+        try:
+            pairs = self.lax["dict"](value)
+        except (TypeError, ValueError):
+            return value
+        return pairs if all(isinstance(k, str) for k in pairs) else value
 
     def _takes_null(self, model: str) -> bool:
         checks = self.schema.facts["models"][model]["validators"]
@@ -479,6 +515,8 @@ class Replay:
         for name in checks:
             if len(self.problems) > before:
                 break
+            if checks[name]["check"] == "never-fails":
+                continue
             if name == "overlap_comm_valid" and model["overlap_comm"] is None:
                 model.values["overlap_comm"] = model["stage"] == 3
             elif name == "compute_grad_norm_valid":
@@ -611,6 +649,8 @@ class Replay:
     def _monitor(self) -> None:
         for name in ("tensorboard", "comet", "wandb", "csv_monitor"):
             raw = self.data.get(name, {})
+            if self.pydantic1:
+                raw = self._pairs(raw)
             self.root(join_pointer(name), {} if raw == "auto" else raw)
 
     def _fp16(self) -> None:
@@ -626,6 +666,14 @@ class Replay:
                 "combination",
                 _("fp16 and bf16 cannot both be enabled"),
             )
+
+    fp16_master: Any = False
+    """``fp16_master_weights_and_grads`` where fp16 is plain dictionary code (to 0.17.0)."""
+
+    def _precision(self) -> None:
+        from dstui.config.replay_old import precision
+
+        precision(self)
 
     def _hybrid(self) -> None:
         self.root("/hybrid_engine", self.data.get("hybrid_engine", {}))
@@ -659,12 +707,13 @@ class Replay:
             for n in ("seq_parallel_communication_data_type", "seq_parallel_comm_data_type")
             if n in self.schema.json_schema["properties"]
         ]
+        known = ["fp32", "fp16", self.variants.get("get_communication_data_type", "bf16")]
         for name in names:
             value = self.data.get(name)
             if value is None:
                 continue
-            if not isinstance(value, str) or value.lower() not in ("fp32", "fp16", "bf16"):
-                self._choice(join_pointer(name), value, ["fp32", "fp16", "bf16"])
+            if not isinstance(value, str) or value.lower() not in known:
+                self._choice(join_pointer(name), value, known)
 
     def _choice(self, pointer: str, value: Any, choices: list[Any]) -> None:
         self.report(
@@ -847,7 +896,10 @@ class Replay:
     def _aio(self) -> None:
         if self.data.get("aio") is None:
             return
-        if self.block("aio").get("use_gds", False) and self.accelerator != "cuda":
+        block = self.block("aio")
+        if self.variants.get("get_aio_config") == "no-gds":
+            return
+        if block.get("use_gds", False) and self.accelerator != "cuda":
             self.report("/aio/use_gds", "combination", _("use_gds works only on CUDA devices"))
 
     def _nebula(self) -> None:
@@ -1054,6 +1106,16 @@ class Replay:
                     "combination",
                     _("gradient_allreduce_op 'sum' does not go with {other}").format(other=against),
                 )
+        if self.variants.get("_do_error_check") == "fp16-master-stage-2":
+            block = self.blocks.get("/fp16") if "/fp16" in self.sound else None
+            master = block.values.get("fp16_master_weights_and_grads") if block else self.fp16_master
+            if master and zero and stage != 2:
+                self.report(
+                    "/fp16/fp16_master_weights_and_grads",
+                    "combination",
+                    _("{key} needs ZeRO stage 2").format(key="fp16_master_weights_and_grads"),
+                )
+            return
         for root, key in (
             ("/fp16", "fp16_master_weights_and_grads"),
             ("/bf16", "bf16_master_weights_and_grads"),
@@ -1100,6 +1162,7 @@ _READERS: dict[str, tuple[str, str]] = {
     "get_monitor_config": ("/tensorboard", "_monitor"),
     "get_float16_config": ("/fp16", "_fp16"),
     "get_bfloat16_config": ("/bf16", "_bf16"),
+    "get_fp16_enabled": ("/fp16", "_precision"),
     "get_amp_params": ("/amp", "_amp"),
     "get_torch_autocast_enabled": ("/torch_autocast", "_torch_autocast"),
     "get_compression_config": ("/compression_training", "_compression"),
@@ -1122,6 +1185,7 @@ _READERS: dict[str, tuple[str, str]] = {
     "get_checkpoint_config": ("/checkpoint", "_checkpoint_writer"),
     "WeightQuantConfig": ("/weight_quantization", "_weight_quantization"),
     "CompileConfig": ("/compile", "_compile"),
+    "get_compile_config": ("/compile", "_compile"),
     "get_timers_config": ("/timers", "_timers"),
     "get_tensor_parallel_config": ("/tensor_parallel", "_tensor_parallel"),
     "get_expert_parallel_config": ("/expert_parallel", "_expert_parallel"),

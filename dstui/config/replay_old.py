@@ -1,15 +1,101 @@
-"""Readers of features that DeepSpeed has removed: elasticity, compression, eigenvalue (to 0.19.6/0.19.7)."""
+"""What only older releases do: pydantic 1 (to 0.14.5), fp16 and bf16 as plain dictionaries (to 0.17.0),
+and the readers of removed features: elasticity, compression, eigenvalue (to 0.19.6/0.19.7)."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from dstui.config.document import join_pointer
+from dstui.config.replay import shown
 from dstui.i18n import _
 
 if TYPE_CHECKING:
     from dstui.config.replay import Replay
+
+# -- pydantic 1 (``pydantic/v1/validators.py``, 1.10) -------------------------------------------
+
+
+def _int_1(value: Any) -> int:
+    try:
+        return int(value)
+    except OverflowError as e:
+        raise ValueError from e
+
+
+def _bool_1(value: Any) -> bool:
+    if isinstance(value, str):
+        value = value.lower()
+    if isinstance(value, (bool, int, float, str)):
+        if value in (1, "1", "on", "t", "true", "y", "yes"):
+            return True
+        if value in (0, "0", "off", "f", "false", "n", "no"):
+            return False
+    raise ValueError
+
+
+def _str_1(value: Any) -> str:
+    if isinstance(value, (str, int, float)):
+        return str(value)
+    raise ValueError
+
+
+def _list_1(value: Any) -> list[Any]:
+    if isinstance(value, list):
+        return value
+    raise ValueError
+
+
+def _path_1(value: Any) -> str:
+    return str(PurePosixPath(value))
+
+
+LAX_1: dict[str, Callable[[Any], Any]] = {
+    "int": _int_1,
+    "bool": _bool_1,
+    "float": float,
+    "str": _str_1,
+    "path": _path_1,
+    "list": _list_1,
+    "tuple": _list_1,
+    "dict": dict,
+    "any": lambda value: value,
+}
+"""Fractions are cut (``1.5`` is 1), numbers become strings, pairs and an empty string become a dictionary."""
+
+
+# -- fp16 and bf16 (``runtime/config.py`` get_fp16_enabled ... get_dynamic_loss_scale_args, to 0.17.0) --
+
+
+def precision(replay: Replay) -> None:
+    fp16 = replay.block("fp16") if "fp16" in replay.data else {}
+    name = next((n for n in ("bf16", "bfloat16") if n in replay.data), None)
+    bf16 = replay.block(name) if name else {}
+    if not fp16.get("enabled", False):
+        return
+    if bf16.get("enabled", False):
+        replay.report("/fp16/enabled", "combination", _("fp16 and bf16 cannot both be enabled"))
+    replay.fp16_master = fp16.get("fp16_master_weights_and_grads", False)
+    power = fp16.get("initial_scale_power", 16)
+    try:
+        if isinstance(power, int) and power > 10**9:  # Python would try until its memory is used up
+            raise OverflowError
+        2**power
+    except (TypeError, ArithmeticError):
+        replay.report(
+            "/fp16/initial_scale_power",
+            "type",
+            _("must be {wanted}, found {found}").format(
+                wanted=_("a number that 2 can be raised to"), found=shown(power)
+            ),
+            wanted="int",
+            found=power,
+        )
+
+
+# -- elasticity ---------------------------------------------------------------------------------
 
 _HIGHLY_COMPOSITE = (
     1, 2, 4, 6, 12, 24, 36, 48, 60, 120, 180, 240, 360, 720, 840, 1260, 1680, 2520, 5040, 7560, 10080, 15120,
@@ -240,9 +326,14 @@ def eigenvalue(replay: Replay) -> None:
     shared = block.get("shared_parameters")
     if not isinstance(shared, dict) or not shared.get("enabled", False):
         return
-    training = replay.data.get("quantize_training")
-    if training is None:
-        return
+    if replay.data.get("quantize_training") is None:
+        if replay.variants.get("get_eigenvalue_config") != "needs-block":
+            return
+        if "quantize_training" not in replay.data:
+            where = "/compression_training"
+            message = _("'{key}' must be given while '{block}' is enabled")
+            message = message.format(key="quantize_training", block="compression_training")
+            raise replay.stop(where, "combination", message)
     inner = replay.block("quantize_training").get("eigenvalue", {})
     if isinstance(inner, dict) and inner.get("enabled", False):
         replay.report(

@@ -1,7 +1,8 @@
 """What a release makes of a config when it parses it: verdict, batch sizes, effective values.
 
-``engine="deepspeed"``: the file goes to ``deepspeed.initialize`` as it is (from 0.18.6 that reads the file
-into a dictionary first, so ``sequence_parallel_size`` counts). ``engine="hf"``: Hugging Face's
+``engine="deepspeed"``: the file goes to ``deepspeed.initialize`` as it is. From 0.18.6 that reads the file
+into a dictionary first, so ``sequence_parallel_size`` counts; from 0.17.0 to 0.18.5 it counts only in a
+dictionary, as the trainers hand it over. ``engine="hf"``: Hugging Face's
 ``HfTrainerDeepSpeedConfig`` fills ``"auto"`` from TrainingArguments first
 (``transformers/integrations/deepspeed.py`` ``trainer_config_process`` and ``trainer_config_finalize``,
 5.24) and refuses what contradicts them.
@@ -214,7 +215,7 @@ def resolve(
         )
         return Resolved(release, world_size, engine, "unknown", (reason,), None, raw, tuple(open_))
     schema = schemas.load(release)
-    replay = Replay(schema, _closed(raw, open_), world_size, accelerator)
+    replay = Replay(schema, _closed(raw, open_), world_size, accelerator, from_file=engine == "deepspeed")
     try:
         replay.run()
     except RecursionError:
@@ -304,7 +305,10 @@ def _effective(schema: schemas.Schema, replay: Replay) -> dict[str, Any]:
                 out.setdefault(name, value)
         return out
 
-    result: dict[str, Any] = merge(schema.json_schema, replay.data, "")
+    given = replay.data
+    if "bfloat16" in given and "bf16" not in given and "/bf16" not in schema.facts["roots"]:
+        given = {**given, "bf16": given["bfloat16"]}
+    result: dict[str, Any] = merge(schema.json_schema, given, "")
     for name in ("optimizer", "scheduler"):  # absent: no optimizer, not one with default arguments
         if name not in replay.data:
             result.pop(name, None)

@@ -59,7 +59,7 @@ def ours(text: str, world: int, release: str) -> Resolved | ConfigUnreadable:
 
 def disagreements(asks: list[tuple[int, str]], answers: list[dict[str, Any]]) -> list[str]:
     assert len(asks) == len(answers)
-    release = answers[0]["version"].split("+")[0]
+    release = answers[0]["version"].split("+")[0].strip()
     out = []
     for (world, text), real in zip(asks, answers, strict=True):
         mine = ours(text, world, release)
@@ -75,6 +75,8 @@ def disagreements(asks: list[tuple[int, str]], answers: list[dict[str, Any]]) ->
                 got = mine.value(f"/zero_optimization/{name}", "absent")
                 if name == "zenflow" and isinstance(got, dict):  # the real one hides this field in its dump
                     got = {k: v for k, v in got.items() if k != "steps_per_epoch"}
+                if name == "offload_optimizer" and isinstance(value, dict):  # not a field (pydantic 1)
+                    value.pop("pipeline", None)
                 if got != value:
                     out.append(f"{name} is {got}, DeepSpeed {value}: {text[:800]}")
             for pointer, name in (

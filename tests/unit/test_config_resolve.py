@@ -197,7 +197,7 @@ def test_auto_is_filled_from_training_arguments() -> None:
 
 
 def test_a_release_without_schema_gets_no_verdict_and_no_values() -> None:
-    found = of({"train_batch_size": 1, "zero_optimization": {"stage": 3}}, release="0.18.0")
+    found = of({"train_batch_size": 1, "zero_optimization": {"stage": 3}}, release="0.13.5")
     assert found.verdict == "unknown" and found.effective is None and found.batch is None
     assert found.stage is None and found.precision is None and found.offload_param is None
     assert found.problem is not None and found.problem.kind == "release"

@@ -25,8 +25,8 @@ def test_releases_are_sorted_as_numbers() -> None:
 
 
 def test_no_release_answers_for_another() -> None:
-    assert not schema.known("0.19.5") and schema.known("0.19.8+cu128")
-    for release in ("0.19.5", "0.19", "../etc", "0.19.9"):
+    assert not schema.known("0.13.5") and schema.known("0.19.8+cu128")
+    for release in ("0.13.5", "0.19", "../etc", "0.19.9"):
         with pytest.raises(DstuiError) as e:
             schema.load(release)
         assert "0.19.8" in (e.value.hint or "")

@@ -224,7 +224,7 @@ def test_verdict_and_findings_never_contradict(release: str) -> None:
                 assert bool(refused) == (report.verdict == "rejected"), case
 
 
-@pytest.mark.parametrize("release", ["0.9.5", "0.14.5", "0.16.9", "0.19.3", "9.0.0"])
+@pytest.mark.parametrize("release", ["0.9.5", "0.13.5", "0.20.0", "9.0.0"])
 def test_releases_without_a_schema_never_crash_a_rule(release: str) -> None:
     for seed in range(120):
         report = check(mutated(seed), release=release)

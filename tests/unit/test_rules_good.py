@@ -30,6 +30,17 @@ RIGHT = {
     ("hybrid_engine_config.json", "DS204"): "offload_param to cpu in a block with stage 0: never read",
     ("ds_config_zero3_model_only.json", "DS144"): "both precisions auto without anybody to fill them: fp32",
 }
+OLDER = {
+    "DS113": "aio.intra_op_parallelism came with 0.16.4 (thread_count before), aio.use_gds with 0.15.0",
+    "DS115": "sequence_parallel_size is read from 0.15.0",
+    "DS142": 'gradient_clipping "auto" without anybody to fill it: TypeError at the first step',
+    "DS145": '"bfloat16": the trainer fills only "bf16", and to 0.17.0 any string switches it on',
+    "DS610": "sequence_parallel_size 2 at one rank",
+    "DS804": "compile.{backend,kwargs,enabled} are not read from 0.14.4 to 0.16.5",
+    "DS805": "0.15.0-0.18.9 lose gradients with offload at stage 1/2 and accumulation",
+    "DS806": "bf16 at stage 0 trained wrongly in these releases",
+}
+"""What is rightly said of files that are good in 0.19: rule -> reason, for releases before it."""
 ARGS = {
     "per_device_train_batch_size": 2,
     "gradient_accumulation_steps": 4,
@@ -70,7 +81,10 @@ def test_no_false_alarm(release: str, engine: str, shared: Path) -> None:
             continue
         accepted += 1
         wrong += [
-            a for a in alarms(report) if not any(a[0].endswith(name) and a[1] == code for name, code in RIGHT)
+            a
+            for a in alarms(report)
+            if not any(a[0].endswith(name) and a[1] == code for name, code in RIGHT)
+            and not (a[1] in OLDER and schema.version_key(release) < (0, 19))
         ]
     assert not wrong
     assert accepted >= 40
