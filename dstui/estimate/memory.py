@@ -387,6 +387,7 @@ def _judge(
 ) -> tuple[Verdict, str | None, Binds | None]:
     verdicts: list[Verdict] = []
     reasons: list[str] = []
+    remark: str | None = None
     pressure: list[tuple[float, Binds]] = []
     assert gpu.allocated is not None and gpu.device is not None and gpu.reserved is not None
     fullest = max(gpu.phases, key=lambda p: p.total)
@@ -404,6 +405,10 @@ def _judge(
             verdicts.append("no")
         elif gpu.device.expected > 0.97 * gpu.capacity or gpu.allocated.high + beside > gpu.capacity:
             verdicts.append("tight")
+            if gpu.device.expected > gpu.capacity:
+                remark = _(
+                    "{floor} must fit; with room PyTorch would hold {device}, so it lives by giving cached blocks back"
+                ).format(floor=gib(floor), device=gib(gpu.device.expected))
         else:
             verdicts.append("fits")
         pressure.append((floor / max(1, gpu.capacity), gpu_binds))
@@ -430,7 +435,7 @@ def _judge(
         return "no", None, binds
     if "unknown" in verdicts:
         return "unknown", reasons[0], binds
-    return ("tight" if "tight" in verdicts else "fits"), None, binds
+    return ("tight", remark, binds) if "tight" in verdicts else ("fits", None, binds)
 
 
 _MOST_CHANGES = 4
