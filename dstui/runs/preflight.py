@@ -20,9 +20,10 @@ from dstui.rules.engine import Context, Engine, check_document
 from dstui.runs import command as commands
 from dstui.runs import script as scripts
 from dstui.runs.command import Refused
+from dstui.runs.ops import CPU_COLLECTIVES, Lock, extensions_root, find_locks, ops_needed
 from dstui.runs.processes import stat
 from dstui.runs.spec import RunSpec
-from dstui.units import GiB, MiB, gib
+from dstui.units import GiB, MiB, duration, gib
 
 ProblemSeverity = Literal["error", "warning"]
 _NEEDS = {
@@ -239,6 +240,7 @@ def _config(spec: RunSpec, facts: Facts, env: Mapping[str, str]) -> Iterator[Pro
             return
         yield from _rules(doc, spec, facts, it)
     yield from _toolchain(data, facts, it, env)
+    yield from _locks(data, facts, it, {**env, **spec.env})
 
 
 _RULE_ENGINES: Mapping[str, Engine] = {
@@ -281,49 +283,14 @@ def _rules(doc: Document, spec: RunSpec, facts: Facts, it: Interpreter | None) -
         )
 
 
-def offload_device(data: Mapping[str, Any], which: str) -> str:
-    """``none cpu nvme`` of ``offload_optimizer`` or ``offload_param``, the old boolean forms included."""
-    zero = data.get("zero_optimization")
-    if not isinstance(zero, dict):
-        return "none"
-    block = zero.get(which)
-    if isinstance(block, dict):
-        return str(
-            block.get("device", "cpu")
-        ).lower()  # the block's default device (runtime/zero/offload_config.py)
-    old = {"offload_optimizer": "cpu_offload", "offload_param": "cpu_offload_params"}[which]
-    return "cpu" if zero.get(old) is True else "none"
-
-
-def ops_needed(data: Mapping[str, Any]) -> tuple[str, ...]:
-    """DeepSpeed ops that this config makes the engine load (runtime/engine.py ``_configure_basic_optimizer``).
-
-    Offloaded Adam is DeepSpeedCPUAdam, a C++ build; Adam without offload is FusedAdam, a CUDA build on a
-    GPU and a C++ one on a CPU; ``torch_adam`` avoids the latter.
-    """
-    found: list[str] = []
-    optimizer = data.get("optimizer")
-    kind = str(optimizer.get("type", "")).lower() if isinstance(optimizer, dict) else ""
-    params = optimizer.get("params") if isinstance(optimizer, dict) else None
-    offload = offload_device(data, "offload_optimizer")
-    if offload in ("cpu", "nvme"):
-        found.append({"adagrad": "cpu_adagrad", "lion": "cpu_lion"}.get(kind, "cpu_adam"))
-    elif kind in ("adam", "adamw") and not (isinstance(params, dict) and params.get("torch_adam")):
-        found.append("fused_adam")
-    if "nvme" in (offload, offload_device(data, "offload_param")):
-        found.append("async_io")
-    return tuple(found)
+def _tag(it: Interpreter | None) -> str:
+    """``py311``: how torch names the folder of this Python's ops."""
+    return "py" + "".join((it.version or "").split(".")[:2]) if it and it.version else "py"
 
 
 def op_is_built(op: str, it: Interpreter | None, env: Mapping[str, str]) -> bool:
     """Whether an earlier run, or the installation (DS_BUILD_OPS), left the op behind."""
-    cache = env.get("TORCH_EXTENSIONS_DIR")
-    root = (
-        Path(cache)
-        if cache
-        else Path(env.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "torch_extensions"
-    )
-    tag = "py" + "".join((it.version or "").split(".")[:2]) if it and it.version else "py"
+    root, tag = extensions_root(env), _tag(it)
     for pattern in (f"{op}/{op}.so", f"{tag}*/{op}/{op}.so"):
         if any(root.glob(pattern)):
             return True
@@ -362,6 +329,50 @@ def _toolchain(
         if lack.code in ("compiler", "headers", "ninja", "nvcc", "libaio") and ops:
             message = _("{what}; this config needs {ops}").format(what=message, ops=", ".join(cold or ops))
         yield Problem(lack.code, "error", message, lack.fix)
+
+
+def _locks(
+    data: Mapping[str, Any], facts: Facts, it: Interpreter | None, env: Mapping[str, str]
+) -> Iterator[Problem]:
+    """Locks in the folders of ops: the ranks would wait for them without end and without a word."""
+    on_cpu = facts.gpus == () or env.get("DS_ACCELERATOR") == "cpu"
+    wanted = {*ops_needed(data), *((CPU_COLLECTIVES,) if on_cpu else ())}
+    for lock in find_locks(extensions_root(env), _tag(it)):
+        needed = lock.op in wanted
+        if lock.holder is not None:
+            if needed:
+                yield Problem(
+                    "op-being-built",
+                    "warning",
+                    _("the op {op} is being built by pid {pid}: the ranks wait until that is done").format(
+                        op=lock.op, pid=lock.holder
+                    ),
+                    str(lock.path),
+                )
+        elif lock.gone:
+            message = _(
+                "{path}: a build of the op {op} died {age} ago and left its lock; whoever loads the op waits for ever"
+            )
+            yield Problem(
+                "op-lock-stale",
+                "error" if needed else "warning",
+                message.format(path=lock.path, op=lock.op, age=duration(lock.age)),
+                _("delete it: {command}").format(command=f"rm {shlex.quote(str(lock.path))}"),
+            )
+        elif needed:
+            yield Problem("op-lock-unseen", "warning", _unseen(lock), _delete_later(lock))
+
+
+def _unseen(lock: Lock) -> str:
+    text = _(
+        "{path}: locked {age} ago by a process that cannot be seen from here; the ranks would wait for it"
+    )
+    return text.format(path=lock.path, age=duration(lock.age))
+
+
+def _delete_later(lock: Lock) -> str:
+    command = f"rm {shlex.quote(str(lock.path))}"
+    return _("when no other machine or user builds it: {command}").format(command=command)
 
 
 def _devices(spec: RunSpec, facts: Facts, env: Mapping[str, str]) -> Iterator[Problem]:

@@ -15,7 +15,8 @@ from dstui.errors import Exit
 from dstui.facts.model import Facts, Gpu, GpuProcess, Host, Interpreter, Scheduler, Toolchain
 from dstui.runs import logout
 from dstui.runs import preflight as module
-from dstui.runs.preflight import Problem, op_is_built, ops_needed, port_owner, preflight, worst
+from dstui.runs.ops import find_locks, ops_needed
+from dstui.runs.preflight import Problem, op_is_built, port_owner, preflight, worst
 from dstui.runs.spec import RunSpec
 from dstui.runs.start import PreflightFailed, start
 from dstui.runs.store import list_runs
@@ -248,3 +249,58 @@ def test_unreadable_llamafactory_yaml_is_named(work: Path) -> None:
     assert "gone.json" in found["config-unreadable"].message
     (work / "ds.json").write_text(json.dumps({"train_batch_size": 1}))
     assert "script-not-python" in look(work, script="x.yaml")
+
+
+def plant(root: Path, op: str = "cpu_adam", tag: str = "") -> Path:
+    folder = root / tag / op
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "lock"
+    path.touch()
+    return path
+
+
+def test_a_lock_whose_build_died_is_named_with_its_removal(work: Path) -> None:
+    lock = plant(work / "ext")
+    found = look(work, config=OFFLOAD)
+    assert found["op-lock-stale"].severity == "error"
+    assert str(lock) in found["op-lock-stale"].message and f"rm {lock}" in found["op-lock-stale"].hint
+    lock.unlink()
+    assert "op-lock-stale" not in look(work, config=OFFLOAD)
+
+
+def test_a_lock_of_an_op_that_is_not_needed_only_warns(work: Path) -> None:
+    plant(work / "ext")
+    assert look(work)["op-lock-stale"].severity == "warning"
+
+
+def test_a_lock_held_by_a_living_build_is_waited_for(work: Path) -> None:
+    lock = plant(work / "ext")
+    with lock.open("rb"):
+        found = look(work, config=OFFLOAD)
+        assert "op-lock-stale" not in found
+        assert (
+            found["op-being-built"].severity == "warning"
+            and str(os.getpid()) in found["op-being-built"].message
+        )
+        assert [(x.op, x.holder, x.gone) for x in find_locks(work / "ext")] == [
+            ("cpu_adam", os.getpid(), False)
+        ]
+
+
+def test_locks_of_another_python_are_not_ours(work: Path) -> None:
+    plant(work / "ext", tag="py39_cpu")
+    assert "op-lock-stale" not in look(work, config=OFFLOAD)
+    plant(work / "ext", tag="py311_cu130")
+    assert "op-lock-stale" in look(work, config=OFFLOAD)
+    assert len(find_locks(work / "ext")) == 2
+
+
+def test_a_lock_on_a_shared_disk_may_be_held_elsewhere(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dstui.runs import ops
+
+    lock = plant(work / "ext")
+    monkeypatch.setattr(ops, "_filesystem", lambda path: "nfs4")
+    found = look(work, config=OFFLOAD)
+    assert "op-lock-stale" not in found and found["op-lock-unseen"].severity == "warning"
+    os.utime(lock, (1, 1))
+    assert "op-lock-stale" in look(work, config=OFFLOAD)
