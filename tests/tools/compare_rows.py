@@ -1,0 +1,192 @@
+"""Predicted beside measured: the rows of ``measure_grid.py`` through ``dstui.estimate``.
+
+    python tests/tools/compare_rows.py results.jsonl [--rows tuned|aside|all] [--quiet]
+
+Prints every row (GiB predicted/measured and the error), mean and worst error by family and of all, for the rows
+that may be tuned on and for those set aside, and the range coverage. Then the thresholds: where a card of that
+size really ran out of memory, beside the predicted allocated and reserved peaks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1])]
+
+import cases  # noqa: E402
+from dstui.estimate.families import shape_from_config  # noqa: E402
+from dstui.estimate.inputs import Training  # noqa: E402
+from dstui.estimate.memory import estimate  # noqa: E402
+from dstui.estimate.result import Estimate  # noqa: E402
+from dstui.facts.model import Facts, Gpu, Host  # noqa: E402
+
+GiB = 1 << 30
+RELEASE = "0.19.8"
+WHAT = ("allocated", "reserved", "device", "host")
+TYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+def training(case: cases.Case) -> Training:
+    """A case as the estimate is asked about it; fields that this dstui does not have are left out."""
+    targets = case.get("targets", "all-linear")
+    values: dict[str, Any] = {
+        "micro_batch": case["mb"],
+        "seq": case["seq"],
+        "checkpointing": case["ckpt"],
+        "reentrant": bool(case.get("reentrant")),
+        "attention": case["attn"],
+        "loop": case["loop"],
+        "lora_rank": case.get("lora"),
+        "lora_targets": targets if isinstance(targets, str) else tuple(targets),
+        "lora_dropout": case.get("dropout", 0.0),
+        "zero_init": bool(case.get("zero_init")),
+        "load_dtype": TYPES[case["prec"]],
+        "optimizer": case.get("client"),
+        "load_on": case["load"],
+        "hold_logits": bool(case.get("hold")),
+        "holds_logits": bool(case.get("hold")),
+        "logits_held": bool(case.get("hold")),
+        "expandable": bool(case.get("expandable")),
+        "expandable_segments": bool(case.get("expandable")),
+    }
+    known = {f.name for f in dataclasses.fields(Training)}
+    return Training(**{k: v for k, v in values.items() if k in known})
+
+
+def predicted(case: cases.Case, row: dict[str, Any] | None, capacity: int = 141 * GiB) -> Estimate:
+    """dstui's estimate of a case on cards of ``capacity`` bytes."""
+    world = int(case["world"])
+    gpus = tuple(
+        Gpu(index=i, memory_total=capacity, memory_free=capacity, compute_capability=(9, 0))
+        for i in range(world)
+    )
+    facts = Facts(gpus=gpus, host=Host(ram_total=512 * GiB, ram_available=500 * GiB))
+    shape = shape_from_config(cases.MODELS[case["model"]], case["model"], "measured")
+    release = (row or {}).get("ds") or RELEASE
+    return estimate(shape, training(case), case["ds"], facts, release=release, changes=False)
+
+
+def pairs(row: dict[str, Any]) -> dict[str, tuple[Any, int]]:
+    """``{what: (Range, measured)}`` of those that were measured."""
+    e = predicted(row["case"], row)
+    host = e.host.peak
+    if host is not None:
+        n = row["world"]
+        host = type(host)(host.low // n, host.expected // n, host.high // n)
+    found = {
+        "allocated": (e.gpu.allocated, row.get("peak_alloc")),
+        "reserved": (e.gpu.reserved, row.get("peak_reserved")),
+        "device": (e.gpu.device, row.get("peak_nvml")),
+        "host": (host, row.get("peak_rss")),
+    }
+    return {k: (r, int(m)) for k, (r, m) in found.items() if r is not None and m}
+
+
+def table(rows: list[dict[str, Any]], title: str, quiet: bool) -> None:
+    if not rows:
+        return
+    print(f"\n## {title}: {len(rows)} rows\n")
+    errors: dict[str, dict[str, list[tuple[float, str]]]] = defaultdict(lambda: defaultdict(list))
+    inside = dict.fromkeys(WHAT, 0)
+    head = f"{'GiB predicted/measured':40s}" + "".join(f"{w:>26s}" for w in WHAT)
+    print(head if not quiet else "")
+    for row in rows:
+        name, family = row["case"]["name"], row["case"]["family"]
+        try:
+            found = pairs(row)
+        except Exception as e:
+            print(f"{name:40s} no estimate: {e!r}"[:160])
+            continue
+        line = f"{name:40s}"
+        for what in WHAT:
+            if what not in found:
+                line += f"{'-':>26s}"
+                continue
+            span, measured = found[what]
+            error = span.expected / measured - 1
+            errors[what][family].append((error, name))
+            held = span.low <= measured <= span.high
+            inside[what] += held
+            line += (
+                f"{span.expected / GiB:9.2f}/{measured / GiB:7.2f} {100 * error:+6.1f}%{' ' if held else '!'}"
+            )
+        if not quiet:
+            print(line)
+    families = sorted({f for by in errors.values() for f in by})
+    print(f"\n{'mean, worst (of which row)':40s}" + "".join(f"{w:>20s}" for w in WHAT))
+    for family in [*families, "all"]:
+        line = f"{family:40s}"
+        for what in WHAT:
+            values = [
+                e for f, found_ in errors[what].items() for e in found_ if family == "all" or f == family
+            ]
+            if not values:
+                line += f"{'-':>20s}"
+                continue
+            mean = sum(abs(e) for e, _n in values) / len(values)
+            worst = max(values, key=lambda v: abs(v[0]))[0]
+            line += f"{100 * mean:11.2f}% {100 * worst:+6.1f}%"
+        print(line)
+    for what in WHAT:
+        every = [e for found_ in errors[what].values() for e in found_]
+        if every:
+            worst3 = sorted(every, key=lambda v: -abs(v[0]))[:3]
+            text = ", ".join(f"{n} {100 * e:+.1f}%" for e, n in worst3)
+            print(f"{what}: {inside[what]} of {len(every)} within low-high; worst: {text}")
+
+
+def thresholds(rows: list[dict[str, Any]]) -> None:
+    found = [r for r in rows if (r.get("threshold") or {}).get("works")]
+    if not found:
+        return
+    print(
+        f"\n## thresholds: {len(found)} settings (GiB)\n\n"
+        f"{'':40s}{'fails':>8s}{'works':>8s}{'peak allocated':>16s}{'reserved free':>15s}"
+        f"{'ours alloc':>12s}{'ours res.':>12s}   threshold/allocated"
+    )
+    for r in found:
+        t = r["threshold"]
+        e = predicted(r["case"], r)
+        assert e.gpu.allocated and e.gpu.reserved
+        fails = f"{t['fails'] / GiB:8.2f}" if t["fails"] else f"{'?':>8s}"
+        print(
+            f"{r['case']['name']:40s}{fails}{t['works'] / GiB:8.2f}{t['allocated'] / GiB:16.2f}"
+            f"{t['natural'] / GiB:15.2f}{e.gpu.allocated.expected / GiB:12.2f}"
+            f"{e.gpu.reserved.expected / GiB:12.2f}   {t['works'] / t['allocated']:.3f}"
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("results", nargs="+", type=Path)
+    parser.add_argument("--rows", choices=("tuned", "aside", "all"), default="all")
+    parser.add_argument("--quiet", action="store_true", help="no row by row")
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for path in options.results:
+        rows += [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    bad = [r for r in rows if not r["ok"]]
+    good = [r for r in rows if r["ok"]]
+    for name, wanted in (("tuned", False), ("aside", True)):
+        if options.rows in (name, "all"):
+            table([r for r in good if cases.aside(r["case"]["name"]) == wanted], name, options.quiet)
+    if options.rows != "aside":
+        chosen = good if options.rows == "all" else [r for r in good if not cases.aside(r["case"]["name"])]
+        thresholds(chosen)
+    if bad:
+        print(f"\n{len(bad)} rows without a result:")
+        for r in bad:
+            last = (r.get("error") or r.get("tail") or "").strip().splitlines()[-1:] or [""]
+            print(f"  {r['case']['name']:40s} {last[0][:140]}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
