@@ -124,6 +124,12 @@ class Progress:
     _observed: _Mark | None = None
     _precise: bool = False
     _bar_total: int | None = None
+    _script_total: int | None = None
+    _script_seen: tuple[float | None, int, int | None] | None = None
+    """Epoch, step and total of the script's last line."""
+    _script_offset: int = 0
+    _script_counts_other: bool = False
+    _bar_counts_other: bool = False
     _loss_count: int = 0
 
     # -- reading -----------------------------------------------------------------------------------------------
@@ -131,14 +137,17 @@ class Progress:
     @property
     def step(self) -> int | None:
         """Optimizer steps done; the script's own number where the engine's is unknown."""
-        engine = [s for s in (self.engine_step, self.bar_step) if s is not None]
+        bar = None if self._bar_counts_other else self.bar_step
+        engine = [s for s in (self.engine_step, bar) if s is not None]
         if engine:
             return max(engine)
         return self.script_step
 
     @property
     def total_steps(self) -> int | None:
-        known = self.total or self._bar_total or self.total_hint
+        script = None if self._script_counts_other else self._script_total
+        bar = None if self._bar_counts_other else self._bar_total
+        known = self.total or script or bar or self.total_hint
         return known if known and known >= (self.step or 0) else None
 
     @property
@@ -192,10 +201,10 @@ class Progress:
             if v.get("step") is not None:
                 self._engine(int(v["step"]), e.time, now, live)
         elif step is not None:
-            self.script_step = int(step)
+            step = self._script(int(step), v.get("epoch"), v.get("total"))
             if self.engine_step is None and self.bar_step is None:
-                self._moved(int(step), e.time, now, live)
-        if v.get("total"):
+                self._moved(step, e.time, now, live)
+        if v.get("total") and source != "script":
             self.total = int(v["total"])
         for name in ("lr", "grad_norm", "epoch", "tokens_per_second", "samples_per_second"):
             if v.get(name) is not None:
@@ -295,10 +304,28 @@ class Progress:
         elif e.values.get("name"):
             self.building = e.values["name"]
 
+    def _script(self, step: int, epoch: float | None, total: float | None) -> int:
+        """The script's own counter, carried on where it begins again with the next epoch."""
+        if self._script_seen is not None and epoch is not None:
+            before, counted, length = self._script_seen
+            if before is not None and epoch > before and step < counted:
+                self._script_offset += max(length or 0, counted)
+        elif self._script_seen is not None and step < self._script_seen[1]:
+            self._script_offset = 0  # resumed
+        self._script_seen = (epoch, step, None if total is None else int(total))
+        # beside an epoch the total is that of one epoch, which says nothing about the run
+        self._script_total = int(total) if total and epoch is None else None
+        self.script_step = step + self._script_offset
+        return self.script_step
+
     def _engine(self, step: int, stamp: float | None, now: float, live: bool) -> None:
         if self.engine_step is not None and step < self.engine_step - 1 and live:
             self._stamped = self._observed = None  # resumed
         self.engine_step = step
+        # far ahead of the optimizer steps: that counter counts micro batches or samples
+        far = step + max(20, step // 2)
+        self._script_counts_other = self.script_step is not None and self.script_step > far
+        self._bar_counts_other = self.bar_step is not None and self.bar_step > far
         self._moved(step, stamp, now, live)
 
     def _moved(self, step: int, stamp: float | None, now: float, live: bool) -> None:

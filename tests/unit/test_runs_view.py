@@ -288,6 +288,52 @@ def test_the_engine_counts_optimizer_steps_and_the_script_micro_steps() -> None:
     assert p.lrs.points[-1] == (4, 0.4)
 
 
+def engine_line(p: Progress, step: int, now: float) -> None:
+    p.apply(Event("step", 0, {"step": step, "source": "deepspeed"}, time=now), now)
+
+
+def test_a_script_s_counter_of_micro_batches_gives_neither_total_nor_time_to_go() -> None:
+    """16 micro batches a step: `152/1024` beside the engine's step 10 is no share of the run."""
+    p = Progress()
+    for micro in range(0, 160, 8):
+        p.apply(
+            Event("step", 0, {"step": micro, "total": 1024, "loss": 2.0, "source": "script"}), 10.0 + micro
+        )
+    assert (p.step, p.total_steps) == (152, 1024)  # its own units, all there is
+    engine_line(p, 10, 170.0)
+    assert (p.step, p.total_steps, p.eta) == (10, None, None)
+
+
+def test_a_script_s_counter_of_optimizer_steps_gives_the_total() -> None:
+    p = Progress()
+    for step in range(1, 40):
+        p.apply(Event("step", 0, {"step": step, "total": 60, "loss": 2.0, "source": "script"}), 10.0 + step)
+        if step % 10 == 0:
+            engine_line(p, step, 10.0 + step)
+    assert (p.step, p.total_steps) == (30, 60)
+
+
+def test_the_curve_goes_on_where_the_script_counts_each_epoch_anew() -> None:
+    p = Progress()
+    at = 10.0
+    for epoch in range(3):
+        for i in range(0, 100, 10):
+            at += 1.0
+            values = {"epoch": float(epoch), "step": i, "total": 100, "loss": at, "source": "script"}
+            p.apply(Event("step", 0, values), at)
+    xs = [x for x, _y in p.losses.points]
+    assert xs == [float(x) for x in range(0, 300, 10)]
+    assert p.total_steps is None  # that of one epoch
+
+
+def test_a_bar_over_the_loader_is_not_the_optimizer_s_step() -> None:
+    p = Progress()
+    for done in range(200):
+        p.apply(Event("progress", 0, {"desc": "", "done": done, "total": 1024}), 10.0 + done)
+    engine_line(p, 10, 300.0)
+    assert (p.step, p.total_steps) == (10, None)
+
+
 def test_the_batch_is_learned_from_the_metrics() -> None:
     p = Progress()
     p.csv("lr", [(24.0, 0.1), (48.0, 0.1), (72.0, 0.1)], 5.0)
