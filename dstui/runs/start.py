@@ -115,14 +115,27 @@ def _ports_of_runs() -> frozenset[int]:
     return frozenset(ports)
 
 
+def _source(spec: RunSpec) -> str | None:
+    """The user's file with the very config of this run; None where that was never written to a file."""
+    if spec.config_source is None:
+        return None
+    path = commands.working_directory(spec) / Path(spec.config_source).expanduser()
+    if spec.config_text is not None:
+        try:
+            same = path.read_bytes() == spec.config_text.encode()
+        except OSError:
+            same = False
+        if not same:
+            return None
+    return str(path)
+
+
 def manifest(spec: RunSpec, facts: Facts, command: Command, environ: Mapping[str, str]) -> dict[str, Any]:
     """What is written down about a run before it starts. Secrets are not in it."""
     place = here()
     interpreter = commands.interpreter_for(spec, facts)
     copy = command.files.get("config.json")
-    source = None
-    if spec.config_source is not None:
-        source = str(commands.working_directory(spec) / Path(spec.config_source).expanduser())
+    source = _source(spec)
     shown = redact.environment(command.env)
     if "PATH" in shown:
         shown["PATH"] = str(Path(command.python).parent) + ":$PATH"

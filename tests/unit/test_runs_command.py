@@ -309,3 +309,17 @@ def test_spec_refuses_nonsense() -> None:
     assert RunSpec("a.py", devices=(0, 1)).devices == ("0", "1")  # type: ignore[arg-type]
     secret = RunSpec("a.py", env={"X": "s3cret"})
     assert "s3cret" not in json.dumps(secret.to_json())
+
+
+def test_the_source_of_a_run_s_config_is_a_file_that_holds_it(tmp_path: Path) -> None:
+    """The wizard may start a config that it never wrote, or that differs from the file of that name."""
+    from dstui.runs.start import _source
+
+    spec = RunSpec("t.py", cwd=str(tmp_path), config_text='{"a": 1}', config_source="ds.json")
+    assert _source(spec) is None
+    (tmp_path / "ds.json").write_text('{"a": 2}')
+    assert _source(spec) is None
+    (tmp_path / "ds.json").write_text('{"a": 1}')
+    assert _source(spec) == str(tmp_path / "ds.json")
+    assert _source(RunSpec("t.py", cwd=str(tmp_path), config_source="ds.json")) == str(tmp_path / "ds.json")
+    assert _source(RunSpec("t.py", cwd=str(tmp_path))) is None
