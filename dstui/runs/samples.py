@@ -6,7 +6,8 @@ any time between one and two lengths of each tier are kept::
     1s.jsonl  10s.jsonl  60s.jsonl  600s.jsonl     one record per second, 10 s, minute, 10 minutes
     peaks.json                                     the highest values ever seen
 
-A record: ``{"t": epoch seconds, "gpus": [[...], ...], "host": [...], "ranks": [[...], ...], "build": name}``;
+A record: ``{"t": epoch seconds, "gpus": [[...], ...], "host": [...], "ranks": [[...], ...], "build": name,
+"lock": [op, path, pid of its holder], "saving": path}``, the last three only when there is something;
 its columns are named by ``GPU_COLUMNS``, ``HOST_COLUMNS``, ``RANK_COLUMNS`` (each file's first line repeats
 them). Sizes are bytes, shares 0-1, power in watts, temperature in degrees Celsius. Unknown is null.
 In the slower tiers sizes are the largest of the interval, everything else is its mean.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dstui.runs import processes
+from dstui.runs.ops import find_locks, waiting_for
 from dstui.runs.processes import Process
 from dstui.runs.store import write_json
 
@@ -39,7 +42,7 @@ GPU_COLUMNS = (
     "throttle",
 )
 HOST_COLUMNS = ("used", "capacity", "cgroup", "cpu", "shm")
-RANK_COLUMNS = ("rank", "pid", "rss", "cpu")
+RANK_COLUMNS = ("rank", "pid", "rss", "cpu", "helpers", "wait")
 _LARGEST = frozenset(
     {
         "memory_used",
@@ -62,6 +65,8 @@ TIERS: tuple[tuple[str, int, int], ...] = (
     ("600s", 600, 8640),
 )
 """Name, seconds, records a file: half an hour, 6 hours, 2 days, 60 days; at most 2 x 15480 records in all."""
+LOOK_EVERY = 5.0
+"""Seconds between two looks at locks and open files, which cost more than counters."""
 HIGH_WATER_EVERY = 5.0
 """Seconds between two looks at VmHWM, a file that costs the kernel more than ``statm``."""
 GPU_STALE = 5.0
@@ -112,12 +117,15 @@ class HostUse:
 
 @dataclass(frozen=True)
 class RankUse:
-    """``rss``: the rank's process and its children (data loaders); ``cpu``: cores' worth of time."""
+    """``rss``: the rank's process and its children (data loaders); ``cpu``: cores' worth of time of all of them,
+    ``helpers``: of the children alone. ``wait``: what the rank's main thread does, see ``waiting``."""
 
     rank: int
     pid: int
     rss: int | None = None
     cpu: float | None = None
+    helpers: float | None = None
+    wait: str | None = None
 
 
 @dataclass(frozen=True)
@@ -128,6 +136,10 @@ class Sample:
     ranks: tuple[RankUse, ...] = ()
     build: str | None = None
     """Name of the DeepSpeed op that a compiler works on just now (``cpu_adam``); ``""`` = some other compile."""
+    lock: tuple[str, str, int | None] | None = None
+    """A lock on an op of this config that no process of the run holds: op, path, pid of its holder (None: nobody)."""
+    saving: str | None = None
+    """A checkpoint file that a rank has open for writing."""
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {
@@ -138,6 +150,10 @@ class Sample:
         }
         if self.build is not None:
             data["build"] = self.build
+        if self.lock is not None:
+            data["lock"] = list(self.lock)
+        if self.saving is not None:
+            data["saving"] = self.saving
         return data
 
     @classmethod
@@ -152,9 +168,15 @@ class Sample:
                 host=HostUse(*data.get("host", ())[: len(HOST_COLUMNS)]),
                 ranks=tuple(RankUse(*row[: len(RANK_COLUMNS)]) for row in data.get("ranks", ())),
                 build=data.get("build"),
+                lock=_lock(data.get("lock")),
+                saving=data.get("saving"),
             )
         except TypeError:
             return None
+
+
+def _lock(value: Any) -> tuple[str, str, int | None] | None:
+    return (str(value[0]), str(value[1]), value[2]) if isinstance(value, list) and len(value) == 3 else None
 
 
 def _row(item: Any, columns: Sequence[str]) -> list[Any]:
@@ -336,6 +358,63 @@ def _high_water(pid: int) -> int | None:
     return None
 
 
+_WAITS: tuple[tuple[str, str], ...] = (
+    ("nanosleep", "sleep"),
+    ("futex", "lock"),
+    ("poll", "poll"),
+    ("select", "poll"),
+    ("pipe", "poll"),
+    ("unix_stream", "poll"),
+    ("sk_wait", "poll"),
+    ("do_wait", "child"),
+)
+_DISK = re.compile(
+    r"io_schedule|folio|page|jbd2|ext4|xfs|btrfs|nfs|rpc|fsync|writeback|throttle|blk_|fuse|bio_"
+)
+
+
+def waiting(pid: int) -> str | None:
+    """What the main thread of ``pid`` is in: ``run``, ``sleep`` (time.sleep), ``lock`` (another thread: gloo, NCCL
+    and queues inside a process wait so), ``poll`` (a pipe or socket: data loader workers, the meeting point),
+    ``disk``, ``child``, ``other``; None when the kernel does not tell (``/proc/PID/wchan``)."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+        where = Path(f"/proc/{pid}/wchan").read_text()
+    except (OSError, IndexError):
+        return None
+    if state == b"R":
+        return "run"
+    if state == b"D":
+        return "disk"
+    if where in ("", "0"):
+        return None
+    for part, name in _WAITS:
+        if part in where:
+            return name
+    return "disk" if _DISK.search(where) else "other"
+
+
+_CHECKPOINT = re.compile(
+    r"\.(?:pt|pth|bin|safetensors|ckpt|distcp)(?:\.\w+)?$|/(?:global_step|checkpoint-)\d+[^/]*/[^/]+$"
+)
+
+
+def saving(pid: int) -> str | None:
+    """A checkpoint file that ``pid`` has open for writing."""
+    try:
+        for fd in os.scandir(f"/proc/{pid}/fd"):
+            target = os.readlink(fd.path)  # noqa: PTH115 - hundreds of them
+            if not target.startswith("/") or not _CHECKPOINT.search(target):
+                continue
+            info = Path(f"/proc/{pid}/fdinfo/{fd.name}").read_text()
+            flags = int(info.partition("flags:")[2].split()[0], 8)
+            if flags & os.O_ACCMODE:
+                return target
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
+
+
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -469,7 +548,7 @@ def merge(samples: Sequence[Sample]) -> Sample:
         if not known:
             return None
         if isinstance(known[0], str):
-            return max(known, key=len)
+            return max(known, key=lambda v: (known.count(v), len(v)) if name == "wait" else len(v))
         return max(known) if name in _LARGEST else sum(known) / len(known)
 
     def group(rows: Iterable[Any], key: str, columns: Sequence[str], kind: Any) -> tuple[Any, ...]:
@@ -484,6 +563,8 @@ def merge(samples: Sequence[Sample]) -> Sample:
         host=HostUse(*(column([s.host for s in samples], c) for c in HOST_COLUMNS)),
         ranks=group((r for s in samples for r in s.ranks), "rank", RANK_COLUMNS, RankUse),
         build=next((s.build for s in reversed(samples) if s.build is not None), None),
+        lock=next((s.lock for s in reversed(samples) if s.lock is not None), None),
+        saving=next((s.saving for s in reversed(samples) if s.saving is not None), None),
     )
 
 
@@ -554,7 +635,7 @@ class Sampler:
     """Writes one sample of a run into ``folder`` (``<run>/samples``) at each ``sample(pids)``.
 
     ``pids``: every living process of the run. ``devices``: UUIDs or physical indices of its GPUs (None = all,
-    ``()`` = none). Nothing here raises or waits for the driver: an NVML error, a full disk or a vanished process
+    ``()`` = none). ``extensions``: where torch builds ops, ``ops``: those that the config needs. Nothing here raises or waits for the driver: an NVML error, a full disk or a vanished process
     leaves a gap, and ``problem`` says why.
     """
 
@@ -565,6 +646,8 @@ class Sampler:
         devices: Sequence[str | int] | None = None,
         source: Callable[[], GpuSource] | None = None,
         interval: float = 1.0,
+        extensions: Path | None = None,
+        ops: Sequence[str] = (),
     ) -> None:
         self.folder = folder
         self.problem: str | None = None
@@ -574,6 +657,10 @@ class Sampler:
         self._tiers = tuple(_Tier(folder, *tier) for tier in TIERS)
         self._high_read = 0.0
         self._ticks: dict[int, tuple[float, int]] = {}
+        self._extensions, self._ops = extensions, tuple(ops)
+        self._looked = 0.0
+        self._lock: tuple[str, str, int | None] | None = None
+        self._saving: str | None = None
         self._peaks_changed = False
         self._peaks_written = 0.0
         make = source or (lambda: NvmlSource(devices))
@@ -628,6 +715,7 @@ class Sampler:
     def _take(self, now: float) -> Sample:
         rss: dict[int, int] = {}
         cpu: dict[int, float] = {}
+        helpers: dict[int, float] = {}
         main: dict[int, int] = {}
         ticks: dict[int, tuple[float, int]] = {}
         for m in self._members.all:
@@ -645,7 +733,12 @@ class Sampler:
                 if before is not None and now > before[0]:
                     share = (spent - before[1]) / _TICKS / (now - before[0])
                     cpu[m.rank] = cpu.get(m.rank, 0.0) + max(0.0, share)
+                    if not m.main:
+                        helpers[m.rank] = helpers.get(m.rank, 0.0) + max(0.0, share)
         self._ticks = ticks
+        if now - self._looked >= LOOK_EVERY:
+            self._looked = now
+            self._guard(lambda: self._look(main.values()))
         gpus: tuple[GpuUse, ...] = ()
         if self._gpus is not None:
             gpus = self._gpus.latest()
@@ -653,9 +746,25 @@ class Sampler:
             t=time.time(),
             gpus=gpus,
             host=self._host.read(),
-            ranks=tuple(RankUse(r, pid, rss.get(r), cpu.get(r)) for r, pid in sorted(main.items())),
+            ranks=tuple(
+                RankUse(r, pid, rss.get(r), cpu.get(r), helpers.get(r), waiting(pid))
+                for r, pid in sorted(main.items())
+            ),
             build=self._members.build,
+            lock=self._lock,
+            saving=self._saving,
         )
+
+    def _look(self, ranks: Iterable[int]) -> None:
+        """Locks on the config's ops, and checkpoint files that are being written."""
+        self._saving = next((found for pid in ranks if (found := saving(pid)) is not None), None)
+        self._lock = None
+        if self._extensions is None or not self._ops:
+            return
+        members = frozenset(m.process.pid for m in self._members.all)
+        found = waiting_for(find_locks(self._extensions), self._ops, members)
+        if found is not None and (found.holder is not None or found.gone):
+            self._lock = (found.op, str(found.path), found.holder)
 
 
 def read_samples(folder: Path, limit: int = 600) -> list[Sample]:

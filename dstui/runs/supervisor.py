@@ -31,7 +31,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dstui.runs import store
+from dstui.runs import shm, store
+from dstui.runs.ops import CPU_COLLECTIVES, extensions_root, ops_needed
 from dstui.runs.processes import (
     RUN_ID_VARIABLE,
     Process,
@@ -44,6 +45,7 @@ from dstui.runs.processes import (
     still_alive,
 )
 from dstui.runs.samples import Sampler
+from dstui.runs.state import read_config
 from dstui.runs.store import RunDir
 
 TICK = 1.0
@@ -530,7 +532,12 @@ class Supervisor:
 
     def take_samples(self) -> None:
         try:
-            sampler = Sampler(self.run.samples_dir, devices=self.job.get("devices"))
+            sampler = Sampler(
+                self.run.samples_dir,
+                devices=self.job.get("devices"),
+                extensions=extensions_root({**os.environ, **self.job["env"]}),
+                ops=self.ops(),
+            )
             while not self.ending.wait(TICK):
                 living = [w for w in list(self.watched.values()) if w.ended_at is None]
                 sampler.sample([w.process.pid for w in living])
@@ -538,6 +545,12 @@ class Supervisor:
         except Exception as e:  # the run goes on without figures
             traceback.print_exc()
             self.event("sampler_failed", cause=str(e))
+
+    def ops(self) -> tuple[str, ...]:
+        """The ops whose locks this run may wait for."""
+        config = read_config(self.run.config_path)
+        on_cpu = self.job.get("devices") == []
+        return (*ops_needed(config or {}), *((CPU_COLLECTIVES,) if on_cpu else ()))
 
     # -- stopping ------------------------------------------------------------------------------------
 
@@ -636,6 +649,7 @@ class Supervisor:
         assert code is not None
         at_exit = [w for w in self.watched.values() if w.rank is not None and w.ended_at is None]
         self.end_leftovers()
+        self.free_shared_memory()
         self.ending.set()
         if self.sampling is not None:
             self.sampling.join(3.0)
@@ -689,6 +703,16 @@ class Supervisor:
         data["cause"] = self.cause(data)
         self.event("exit", outcome=outcome, code=data["code"], signal=data["signal"])
         self.write_exit(data)
+
+    def free_shared_memory(self) -> None:
+        """No process of the run lives any more: its buffers in /dev/shm are nobody's."""
+        try:
+            files, size = shm.remove(self.manifest.get("master_port"), self.started_at)
+        except OSError as e:
+            self.event("shared_memory_left", cause=str(e))
+            return
+        if files:
+            self.event("shared_memory_freed", files=files, bytes=size)
 
     def cause(self, data: dict[str, Any]) -> dict[str, Any] | None:
         """The named cause; readers can always ask again, with the rules of their own release."""
