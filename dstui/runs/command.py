@@ -156,6 +156,7 @@ def choose_launcher(spec: RunSpec, interpreter: Interpreter | None, devices: tup
     N gloo ranks on a machine without GPUs (``--num_gpus N``; run with 0.19.8).
     """
     if spec.launcher is not None:
+        check_launcher(spec)
         return spec.launcher
     if spec.engine in ("llamafactory", "swift", "accelerate"):
         return spec.engine
@@ -164,6 +165,25 @@ def choose_launcher(spec: RunSpec, interpreter: Interpreter | None, devices: tup
     if interpreter is not None and interpreter.deepspeed is None and interpreter.torch is not None:
         return "torchrun"
     return "deepspeed"
+
+
+def check_launcher(spec: RunSpec) -> None:
+    """Raises Refused where the launcher that was asked for cannot start this run."""
+    if spec.launcher in ("llamafactory", "swift") and spec.engine != spec.launcher:
+        raise Refused(
+            "launcher-of-another-engine",
+            _("the launcher '{launcher}' starts only its own training, no script").format(
+                launcher=spec.launcher
+            ),
+            _("leave out --launcher, or give --engine {engine}").format(engine=spec.launcher),
+        )
+    asked = spec.num_gpus or len(spec.devices or ())
+    if spec.launcher == "python" and asked > 1:
+        raise Refused(
+            "python-starts-one-rank",
+            _("{n} ranks: the launcher 'python' starts one").format(n=asked),
+            _("use --launcher torchrun or deepspeed"),
+        )
 
 
 def port_is_free(port: int) -> bool:

@@ -64,6 +64,10 @@ def preflight(
     except Refused as e:
         found.append(_of(e))
     found += _machine(facts)
+    try:
+        commands.check_launcher(spec)
+    except Refused as e:
+        found.append(_of(e))
     found += _interpreter(spec, facts)
     found += _script(spec, facts)
     found += _config(spec, facts, env)

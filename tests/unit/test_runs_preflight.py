@@ -86,6 +86,9 @@ def test_a_good_run_has_nothing(work: Path) -> None:
         ({"hostfile": "none"}, "no-hostfile", "slots"),
         ({"devices": ("0",)}, "no-such-device", "CPU"),
         ({"args": ("--deepspeed", "other.json")}, "two-configs", "{config}"),
+        ({"launcher": "python", "num_gpus": 2}, "python-starts-one-rank", "torchrun"),
+        ({"launcher": "llamafactory"}, "launcher-of-another-engine", "--engine llamafactory"),
+        ({"launcher": "swift"}, "launcher-of-another-engine", "--engine swift"),
     ],
 )
 def test_errors(work: Path, change: dict[str, Any], code: str, words: str) -> None:
