@@ -27,19 +27,37 @@ def summary(run: RunDir) -> dict[str, Any]:
         ("name", "host", "script", "engine", "launcher", "world_size", "config", "started_at", "ended_at")
     )
     row |= {"run": run.id, "dir": str(run.path), "state": "lost", "created_at": run.created_at}
-    row |= {"code": None, "signal": None, "problem": None}
+    row |= {"code": None, "signal": None, "problem": None, "stall": None}
     try:
         manifest = run.manifest
         row["state"] = store.state(run)
     except DstuiError as e:
         row["problem"] = e.message
         return row
+    if row["state"] == "running":
+        row |= _look(run)
     config = manifest.get("config") or {}
     ended = run.exit or {}
     row |= {k: manifest.get(k) for k in ("name", "host", "script", "engine", "world_size", "started_at")}
     row |= {"launcher": manifest.get("launcher_kind"), "config": config.get("source")}
     row |= {k: ended.get(k) for k in ("ended_at", "code", "signal")}
     return row
+
+
+def _look(run: RunDir) -> dict[str, Any]:
+    """Whether a living run stands still, and why: asks its log and samples, a bounded part of them."""
+    from dstui.runs.view import RunView
+
+    view = RunView(run)
+    try:
+        shot = view.poll()
+    except (DstuiError, OSError):
+        return {}
+    finally:
+        view.close()
+    if shot.stall is None:
+        return {"state": shot.state}
+    return {"state": shot.state, "stall": {"code": shot.stall.code, "text": shot.stall.text}}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -96,4 +114,7 @@ def table(rows: list[dict[str, Any]], now: float | None = None) -> str:
     for line in lines:
         cells = [pad(cell, w) for cell, w in zip(line, widths, strict=False)]
         out.append("  ".join([*cells, line[-1]]).rstrip())
+    for row in rows:
+        if row.get("stall"):
+            out.append(f"  {row['run']}: {row['stall']['text']} ({row['stall']['code']})")
     return "\n".join(out)

@@ -64,7 +64,7 @@ def follow(target: RunDir, *, as_lines: bool = False) -> int:
         while True:
             shot = view.poll()
             now = time.time()
-            key = (shot.state, shot.phase, shot.step, shot.loss)
+            key = (shot.state, shot.phase, shot.step, shot.loss, shot.stall)
             if key != shown or (not shot.over and now - at >= QUIET):
                 shown, at = key, now
                 text = json.dumps(as_json(shot), ensure_ascii=False) if as_lines else line(shot, now)
@@ -144,6 +144,8 @@ def line(shot: Snapshot, now: float) -> str:
         parts.append(_("overflows {n}").format(n=shot.overflows))
     if shot.state == "stalled" and shot.quiet_since:
         parts.append(_("no progress for {x}").format(x=duration(now - shot.quiet_since)))
+    if shot.stall is not None:
+        parts.append(f"{shot.stall.text} ({shot.stall.code})")
     return "  ".join(parts)
 
 
@@ -213,4 +215,6 @@ def as_json(shot: Snapshot) -> dict[str, Any]:
         value = data[name]
         if isinstance(value, float) and value != value:
             data[name] = None
+    if shot.stall is not None:
+        data["stall"]["text"] = shot.stall.text
     return {"schema_version": 1, **data}

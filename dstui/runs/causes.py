@@ -96,6 +96,15 @@ _ALL = (
            '"zero_force_ds_cpu_optimizer": false accepts a slower one'),
     ),
     Cause(
+        "DR202", "offload-return", 2,
+        N_("the GPUs wait for offloaded states"),
+        N_("GPUs idle, the ranks' CPU busy, no step: the CPU updates the weights, or they come back over PCIe or NVMe"),
+        N_("the optimizer's states lie in host RAM or on NVMe, and every step passes through them; few cores for each "
+           "rank, a slow disk or a narrow PCIe link make it long"),
+        N_("a larger micro batch or more accumulation (fewer steps for the same samples), offload less, more cores a "
+           "rank (OMP_NUM_THREADS), or no offload at a higher ZeRO stage"),
+    ),
+    Cause(
         "DR301", "batch-identity", 3,
         N_("the batch sizes contradict each other"),
         N_("`train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * world_size`"),
@@ -165,6 +174,29 @@ _ALL = (
         N_("a time-out in init_process_group or the TCP store before any step"),
         N_("a rank was not started, MASTER_ADDR is wrong, or a firewall lies between the nodes"),
         N_("start the launcher on every node with the same port and address; test the port between the nodes"),
+    ),
+    Cause(
+        "DR505", "waits-for-data", 5,
+        N_("the ranks wait for data"),
+        N_("no step; GPUs idle; the main thread sleeps, reads or waits for data loader workers"),
+        N_("the data set is slower than the training: too few workers, slow storage, work a row in Python, or a "
+           "download in the middle of an epoch"),
+        N_("more workers (num_workers), pin_memory in the DataLoader, data prepared beforehand and on a local disk"),
+    ),
+    Cause(
+        "DR506", "waits-in-collective", 5,
+        N_("ranks wait in a collective for a rank that does not come"),
+        N_("no step; with NCCL GPUs at 100 % and little power, with gloo all but one rank asleep; a time-out follows"),
+        N_("one rank sleeps, computes alone, has fewer batches or takes another path through the model"),
+        N_("look at the rank that is named (py-spy dump --pid PID); give every rank the same number of batches; what "
+           "one rank does alone must be short"),
+    ),
+    Cause(
+        "DR507", "all-idle", 5,
+        N_("every rank is idle and nothing tells for what"),
+        N_("no step for long; neither CPU nor GPU is used"),
+        N_("a wait outside of the training: a service, a lock, a network file system"),
+        N_("py-spy dump --pid PID on each rank shows the line"),
     ),
     Cause(
         "DR601", "loss-not-finite", None,
@@ -243,6 +275,21 @@ _ALL = (
         N_("compare the devices of the run with `dstui detect`; install a torch for this driver"),
     ),
     Cause(
+        "DR708", "op-lock-stale", None,
+        N_("the ranks wait for the lock of an op build that died"),
+        N_("no output after the launch, every rank asleep; a file `lock` lies in the op's folder below torch_extensions"),
+        N_("torch guards a build by this file and waits for its removal without end (torch/utils/file_baton.py); a "
+           "build that was killed leaves it"),
+        N_("delete the file when nobody builds: the run then goes on by itself; `dstui run` looks for it before a start"),
+    ),
+    Cause(
+        "DR709", "op-building", None,
+        N_("an op of DeepSpeed is being compiled"),
+        N_("a compiler runs below a rank, or another process holds the op's lock"),
+        N_("the first use of an op on this machine, or after an upgrade of torch, compiles it: 30-80 s, minutes for CUDA"),
+        N_("wait; TORCH_EXTENSIONS_DIR on a disk that outlives the job keeps what was built"),
+    ),
+    Cause(
         "DR710", "python-exception", None,
         N_("the training script raised an exception"),
         N_("a Python traceback"),
@@ -311,6 +358,13 @@ _ALL = (
         N_("`No space left on device` or `Disk quota exceeded`"),
         N_("checkpoints (with optimizer states 12-16 bytes a parameter), the op cache or NVMe swap files"),
         N_("free space or write elsewhere; keep fewer checkpoints"),
+    ),
+    Cause(
+        "DR902", "saving-checkpoint", None,
+        N_("a checkpoint is being written"),
+        N_("no step; a rank has a checkpoint file open for writing, the others wait for it"),
+        N_("with optimizer states a checkpoint is 12-16 bytes a parameter; a network disk takes minutes for it"),
+        N_("save less often, on a local disk, or without optimizer states where you will not resume"),
     ),
 )  # fmt: skip
 BY_CODE = {cause.code: cause for cause in _ALL}

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -189,6 +190,8 @@ def diagnose_run(run: RunDir, config: Mapping[str, Any] | None = None) -> Diagno
     manifest = run.manifest
     exit_data = run.exit
     state = store.state(run)
+    if state in ("running", "starting"):
+        return _living(run, state)
     try:
         head, tail = _read(run.out_log)
     except DstuiError:
@@ -206,6 +209,39 @@ def diagnose_run(run: RunDir, config: Mapping[str, Any] | None = None) -> Diagno
         number=lambda o: file.number(o) if o <= COUNT_LINES else None,
     )
     return _judge(case)
+
+
+def _living(run: RunDir, state: str) -> Diagnosis:
+    """A run that goes on: the stall that it is in, if it is in one. What its log complains of is no cause yet."""
+    from dstui.runs.view import RunView
+
+    view = RunView(run)
+    try:
+        shot = view.poll()
+    finally:
+        view.close()
+    stall = shot.stall
+    if stall is None:
+        return Diagnosis(state, None)
+    quiet = max(0.0, time.time() - stall.since)
+    evidence = [
+        Evidence("samples/1s.jsonl", None, f"no progress for {quiet:.0f} s; {stall.kind}"),
+        *(
+            Evidence(
+                "samples/1s.jsonl", None, f"rank {r.rank} (pid {r.pid}): {r.cpu:.2f} cores, {r.wait or '?'}"
+            )
+            for r in view.newest_ranks()
+            if r.cpu is not None
+        ),
+    ]
+    if stall.path:
+        evidence.insert(0, Evidence(stall.path, None, "the lock" if stall.kind == "op-lock" else "open"))
+    fixes = (
+        [Repair(_("delete it: {command}").format(command=f"rm {stall.path}"))]
+        if stall.kind == "op-lock"
+        else []
+    )
+    return Diagnosis("stalled", Named(stall.code, "likely", stall.text), tuple(evidence[:8]), tuple(fixes))
 
 
 def _log_case(

@@ -757,7 +757,7 @@ class Sampler:
 
     def _look(self, ranks: Iterable[int]) -> None:
         """Locks on the config's ops, and checkpoint files that are being written."""
-        self._saving = next((found for pid in ranks if (found := saving(pid)) is not None), None)
+        self._saving = next(filter(None, map(saving, ranks)), None)
         self._lock = None
         if self._extensions is None or not self._ops:
             return

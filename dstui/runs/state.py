@@ -15,16 +15,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dstui.runs import stall
 from dstui.runs.events import Event
 from dstui.runs.samples import Sample
+from dstui.runs.stall import Stall
 
 SERIES_LENGTH = 512
 """Points of a series; when it is full every second one is dropped, so the whole run stays visible."""
 RECENT = 24
 """Step times that the mean speed and the ETA are taken from."""
 STALL_SECONDS = 120.0
+NAMED_SECONDS = 30.0
 STALL_INTERVALS = 10
-"""Silence counts as a stall from the larger of STALL_SECONDS and this many times the usual gap between reports."""
+"""A stall is looked for from this many times the usual gap between reports on, and not before STALL_SECONDS; before
+NAMED_SECONDS where ranks are seen to wait for something that has a name."""
 PHASES = ("preflight", "launch", "loading", "building", "first-step", "training")
 
 
@@ -420,23 +424,38 @@ class Progress:
             return Phase("loading", spawned if alive is None else min(spawned, alive))
         return Phase("launch", launched)
 
-    def stalled_since(self, now: float, samples: Sequence[Sample]) -> float | None:
-        """Epoch seconds of the last progress when the run stands still, else None.
+    @property
+    def usual_gap(self) -> float | None:
+        """Seconds between two signs of progress; the time of a step for a run that was joined just now."""
+        if self.gaps:
+            return sorted(self.gaps)[len(self.gaps) // 2]
+        return self.step_time
+
+    def stall(self, now: float, samples: Sequence[Sample], *, offload: bool = False) -> Stall | None:
+        """Why the run stands still; None when it may well be working.
 
         Silence alone is never a stall (releases 0.17.6-0.19.2 print no step line, scripts may print nothing):
-        progress must have been reported before, its usual gap must be far exceeded, and through the whole
-        last minute every rank must look dead: GPUs and CPUs idle, or GPUs at 100 % while drawing little power
-        (ranks that wait in a collective spin like this; see docs on run causes, DR5xx).
+        progress must have been reported before, its usual gap must be far exceeded, and the ranks must look like
+        waiting all through the last seconds (``dstui.runs.stall``). Only a dead build's lock needs no step before.
         """
-        if self.reported_at is None or not self.stepped or not self.gaps:
+        found = stall.on_lock(samples, now)
+        if found is not None and (found.kind == "op-lock" or self.stepped):
+            return found
+        usual = self.usual_gap
+        if self.reported_at is None or not self.stepped or usual is None:
             return None
-        usual = sorted(self.gaps)[len(self.gaps) // 2]
-        if now - self.reported_at < max(STALL_SECONDS, STALL_INTERVALS * usual):
+        quiet = now - self.reported_at
+        if quiet < max(NAMED_SECONDS, STALL_INTERVALS * usual):
             return None
+        found = stall.name(samples, now, self.reported_at, offload=offload)
+        if found is not None and found.kind in ("op-build", "checkpoint", "offload", "idle"):
+            return found if quiet >= STALL_SECONDS else None  # these mostly end by themselves
+        if found is not None or quiet < STALL_SECONDS:
+            return found
         window = [s for s in samples if s.t > now - 60]
         if len(window) < 30 or not all(idle(s) or spinning(s) for s in window):
             return None
-        return self.reported_at
+        return Stall("idle", "DR507", self.reported_at)
 
 
 def idle(s: Sample) -> bool:

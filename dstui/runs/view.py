@@ -17,7 +17,9 @@ from typing import Any
 
 from dstui.runs import store
 from dstui.runs.events import Parser
+from dstui.runs.ops import offload_device
 from dstui.runs.samples import HostUse, Peaks, RankUse, Sample, read_peaks, read_samples
+from dstui.runs.stall import Stall
 from dstui.runs.state import Phase, Progress, batch_of, read_config, steps_asked
 from dstui.runs.store import RunDir
 from dstui.runs.tail import Line, LogFile, Tail, clean, settle
@@ -108,6 +110,8 @@ class Snapshot:
     ended_at: float | None = None
     quiet_since: float | None = None
     """Last sign of progress; with the state ``stalled``: since when it stands still."""
+    stall: Stall | None = None
+    """With the state ``stalled``: what it waits for."""
     phase: Phase | None = None
     step: int | None = None
     total: int | None = None
@@ -230,6 +234,8 @@ class RunView:
         self._sample_tail = Tail(run.samples_dir / "1s.jsonl")
         self._peaks: Peaks | None = None
         self._state = "starting"
+        self._stall: Stall | None = None
+        self._offload = False
         self._here = True
         self._checked = 0.0
         self._joined = False
@@ -261,6 +267,10 @@ class RunView:
         if self._snapshot is None or changed:
             self._snapshot = self._build(now)
         return self._snapshot
+
+    def newest_ranks(self) -> tuple[RankUse, ...]:
+        """The ranks as last sampled."""
+        return self._samples[-1].ranks if self._samples else ()
 
     def close(self) -> None:
         for tail in (self._tail, self._sample_tail, self._trainer_tail):
@@ -298,6 +308,9 @@ class RunView:
         self._progress.batch = batch_of(config, m.get("world_size"))
         self._progress.total_hint = steps_asked(m.get("command") or ())
         self._stage = _stage(config)
+        self._offload = any(
+            offload_device(config or {}, which) != "none" for which in ("offload_optimizer", "offload_param")
+        )
         self._names = {
             g.get("index"): g.get("name")
             for g in (m.get("facts") or {}).get("gpus") or ()
@@ -397,10 +410,12 @@ class RunView:
         self._checked = now
         state = store.state(self.run)
         self._here = store.liveness(self.run).here if state not in ("finished", "failed", "stopped") else True
-        if state == "running" and self._progress.stalled_since(now, self._samples) is not None:
-            state = "stalled"
-        changed = state != self._state
-        self._state = state
+        stall = None
+        if state == "running":
+            stall = self._progress.stall(now, self._samples, offload=self._offload)
+            state = "running" if stall is None else "stalled"
+        changed = (state, stall) != (self._state, self._stall)
+        self._state, self._stall = state, stall
         return changed
 
     # -- showing -----------------------------------------------------------------------------------------------
@@ -413,6 +428,7 @@ class RunView:
         launched = started if m.get("launcher") else None
         last = self._samples[-1] if self._samples else None
         fresh = last is not None and not over and now - last.t < 15
+        known_peak = self._peaks.host_used if self._peaks else None  # written every few seconds only
         if over and self._ending is None:
             self._ending = self._make_ending(exit_data)
         return Snapshot(
@@ -423,7 +439,8 @@ class RunView:
             created=float(m.get("created_at") or 0.0),
             started=started,
             ended_at=(exit_data or {}).get("ended_at"),
-            quiet_since=p.reported_at if not over else None,
+            quiet_since=(self._stall.since if self._stall else p.reported_at) if not over else None,
+            stall=self._stall if self._state == "stalled" else None,
             phase=None if over else p.phase(float(m.get("created_at") or now), launched, self._samples),
             step=p.step,
             total=p.total_steps,
@@ -451,7 +468,7 @@ class RunView:
             host=last.host
             if fresh and last is not None
             else HostUse(capacity=last.host.capacity if last else None),
-            host_peak=self._peaks.host_used if self._peaks else None,
+            host_peak=max(known_peak or 0, (last.host.used or 0) if fresh and last else 0) or None,
             ranks=self._ranks(last if fresh else None, exit_data),
             utilisation=self._utilisation(),
             comparisons=self._comparisons(),

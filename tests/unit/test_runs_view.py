@@ -235,6 +235,18 @@ def test_prediction_beside_measurement(tmp_path: Path) -> None:
     assert "allocated" not in found
 
 
+def test_a_peak_is_never_below_what_is_in_use_now(tmp_path: Path) -> None:
+    """peaks.json is written every few seconds, samples every second."""
+    run = make_run(tmp_path)
+    write_json(run.samples_dir / "peaks.json", Peaks(rank_rss={0: 50}, host_used=500).to_json())
+    now = time.time()
+    record = Sample(now, host=HostUse(used=600, capacity=900), ranks=(RankUse(0, 1, 60, 0.5),))
+    (run.samples_dir / "1s.jsonl").write_text(json.dumps(record.to_json()) + "\n")
+    shot = RunView(run).poll()
+    assert (shot.host.used, shot.host_peak) == (600, 600)
+    assert [(r.rss, r.rss_peak) for r in shot.ranks] == [(60, 60)]
+
+
 def test_silence_is_no_stall(tmp_path: Path) -> None:
     run, clock = make_run(tmp_path), Clock()
     view = RunView(run, clock=clock)
@@ -250,27 +262,27 @@ def progress_until(now: float) -> Progress:
     return p
 
 
-def samples_of(now: float, **gpu: Any) -> list[Sample]:
+def samples_of(now: float, cpu: float = 0.01, wait: str | None = None, **gpu: Any) -> list[Sample]:
     gpus = (GpuUse(0, **gpu),) if gpu else ()
-    return [
-        Sample(now - 59 + i, gpus=gpus, ranks=(RankUse(0, 1, 1, 0.01), RankUse(1, 2, 1, 0.0)))
-        for i in range(59)
-    ]
+    ranks = (RankUse(0, 1, 1, cpu, 0.0, wait), RankUse(1, 2, 1, cpu, 0.0, wait))
+    return [Sample(now - 59 + i, gpus=gpus, ranks=ranks) for i in range(59)]
 
 
 def test_a_stall_needs_dead_ranks() -> None:
     now = 1_000_000.0
     p = progress_until(now)
-    assert p.stalled_since(now, samples_of(now)) == now - 395
-    assert p.stalled_since(now - 300, samples_of(now - 300)) is None  # not long enough
-    busy = [Sample(s.t, ranks=(RankUse(0, 1, 1, 0.9),)) for s in samples_of(now)]
-    assert p.stalled_since(now, busy) is None  # saving a checkpoint, tokenizing, ...
-    assert p.stalled_since(now, []) is None  # nobody looked
+    found = p.stall(now, samples_of(now))
+    assert found is not None and (found.kind, found.since) == ("idle", now - 395)
+    early = now - 300
+    assert p.stall(early, samples_of(early)) is None  # not long enough
+    assert p.stall(now, samples_of(now, cpu=0.9)) is None  # tokenizing, evaluating, ...
+    assert p.stall(now, []) is None  # nobody looked
     waiting = samples_of(now, utilisation=1.0, power=120.0, power_limit=700.0)
-    assert p.stalled_since(now, waiting) is not None  # NCCL kernels that spin
+    spun = p.stall(now, waiting)
+    assert spun is not None and spun.kind == "collective"  # NCCL kernels that spin
     working = samples_of(now, utilisation=1.0, power=500.0, power_limit=700.0)
-    assert p.stalled_since(now, working) is None
-    assert Progress().stalled_since(now, samples_of(now)) is None  # never reported a step
+    assert p.stall(now, working) is None
+    assert Progress().stall(now, samples_of(now)) is None  # never reported a step
 
 
 def test_idle_and_spinning_need_figures() -> None:

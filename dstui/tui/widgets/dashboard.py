@@ -148,7 +148,10 @@ def _status(shot: Snapshot, cells: int, g: Glyphs, now: float) -> list[Line]:
     if shot.state == "stalled":
         quiet = duration(now - shot.quiet_since) if shot.quiet_since else "?"
         text = _("no step for {time} and every rank idle or waiting: d tells what it looks like")
-        rows += wrapped(text.format(time=quiet), cells - 2, "warn", " ", limit=2, cut=g.cut)
+        if shot.stall is not None:
+            text = _("no step for {time}: {reason}; d tells more")
+        reason = shot.stall.text if shot.stall else ""
+        rows += wrapped(text.format(time=quiet, reason=reason), cells - 2, "warn", " ", limit=3, cut=g.cut)
     if not shot.here:
         text = _("it runs on another host: this shows what its files say")
         rows += wrapped(text, cells - 2, "dim", " ", limit=1, cut=g.cut)
