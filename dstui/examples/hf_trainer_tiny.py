@@ -7,7 +7,7 @@ It needs torch, transformers, accelerate and deepspeed; nothing is downloaded. E
     deepspeed --num_gpus 2 hf_trainer_tiny.py --deepspeed ds_config.json --max_steps 40 --logging_steps 1
     torchrun --nproc_per_node 2 hf_trainer_tiny.py --deepspeed ds_config.json --use_cpu
 
-On a machine without GPU the Trainer wants ``--use_cpu`` (and no ``--bf16``/``--fp16``).
+On a machine without GPU the Trainer wants ``--use_cpu``.
 """
 
 from __future__ import annotations

@@ -186,6 +186,16 @@ def check_launcher(spec: RunSpec) -> None:
         )
 
 
+def trainer_needs_cpu_flag(spec: RunSpec, facts: Facts) -> bool:
+    """Whether this is a Trainer's run without GPU whose arguments do not say so.
+
+    Then transformers counts one rank whatever the launcher started, so its batch sizes contradict
+    DeepSpeed's, and refuses ``--bf16`` (TrainingArguments.__post_init__ and _setup_devices @ 5.24; executed).
+    """
+    named = {a[2:].partition("=")[0].replace("-", "_") for a in spec.args if a.startswith("--")}
+    return spec.engine == "hf" and facts.gpus == () and not named & {"use_cpu", "no_cuda"}
+
+
 def port_is_free(port: int) -> bool:
     """Whether rank 0 could listen there (both address families that torch's TCPStore may take)."""
     for family in (socket.AF_INET, socket.AF_INET6):
@@ -454,6 +464,8 @@ def build(
     if copy is not None:
         files["config.json"] = copy
     args = [a.replace(PLACEHOLDER, str(config)) for a in (*spec.args, *options)]
+    if trainer_needs_cpu_flag(spec, facts) and look.hf_parser:
+        args.append("--use_cpu")
     # A launcher starts in cwd as well: the path is given as the user wrote it, which is shorter to read.
     target = spec.script if (cwd / spec.script).exists() else str(script)
 

@@ -211,6 +211,15 @@ def _script(spec: RunSpec, facts: Facts) -> Iterator[Problem]:
         commands.how_config_reaches(spec, look)
     except Refused as e:
         yield _of(e)
+    if commands.trainer_needs_cpu_flag(spec, facts) and not look.hf_parser and not look.sets_cpu:
+        yield Problem(
+            "trainer-without-use-cpu",
+            "warning",
+            _(
+                "no GPU here, and the script's TrainingArguments do not say so: the Trainer then counts one rank"
+            ),
+            "TrainingArguments(..., use_cpu=True)",
+        )
 
 
 def _near(path: Path) -> str | None:

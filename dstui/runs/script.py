@@ -49,6 +49,8 @@ class Look:
     """Parses TrainingArguments from the command line."""
     uses_trainer: bool = False
     """Makes Hugging Face TrainingArguments at all."""
+    sets_cpu: bool = False
+    """Those name ``use_cpu`` or ``no_cuda``, or take a mapping that may."""
     uses_accelerate: bool = False
     open_cli: bool = False
     """Its options cannot be read from the source (hydra, fire, parse_known_args, ...)."""
@@ -154,6 +156,7 @@ def _read_call(node: ast.Call, path: Path, found: Look) -> None:
         _hard(found, path, keywords.get("config") or keywords.get("config_params"))
     if name.endswith(_HF_ARGUMENTS) or "TrainingArguments" in name:
         found.uses_trainer = True
+        found.sets_cpu |= any(k.arg in (None, "use_cpu", "no_cuda") for k in node.keywords)
         _hard(found, path, keywords.get("deepspeed"))
 
 

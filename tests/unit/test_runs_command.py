@@ -139,6 +139,12 @@ def test_placeholder_wins(work: Path) -> None:
 
 def test_hf(work: Path) -> None:
     c = make(work, facts(0), "hf.py", "--lr", "1", engine="hf", **CONFIG)
+    # without a GPU the Trainer must be told, else it counts one rank and refuses bf16
+    assert c.argv[-3:] == ("--deepspeed", f"{work}/run/config.json", "--use_cpu")
+    for given in (("--use_cpu", "True"), ("--use-cpu=True",), ("--no_cuda",)):
+        c = make(work, facts(0), "hf.py", *given, engine="hf", **CONFIG)
+        assert c.argv[-2:] == ("--deepspeed", f"{work}/run/config.json")
+    c = make(work, facts(2), "hf.py", engine="hf", **CONFIG)
     assert c.argv[-2:] == ("--deepspeed", f"{work}/run/config.json")
 
 

@@ -105,6 +105,21 @@ def test_a_script_that_takes_no_config(work: Path) -> None:
     assert "hard.py:2" in look(work, script="hard.py")["config-hard-coded"].message
 
 
+def test_a_trainer_without_gpu_must_know_it(work: Path) -> None:
+    """Else transformers counts one rank and its batch sizes contradict DeepSpeed's."""
+    code = "from transformers import TrainingArguments\nimport sys; sys.argv\na = TrainingArguments('o', deepspeed=f{})\n"
+    spec: dict[str, Any] = {"script": "hf.py", "engine": "hf", "args": ("{config}",)}
+    (work / "hf.py").write_text(code.replace("{}", ""))
+    assert "use_cpu=True" in look(work, **spec)["trainer-without-use-cpu"].hint
+    assert look(work, facts(work, (Gpu(0, processes=()),)), **spec) == {}
+    (work / "hf.py").write_text(code.replace("{}", ", use_cpu=True"))
+    assert look(work, **spec) == {}
+    (work / "hf.py").write_text(code.replace("{}", ", **more"))
+    assert look(work, **spec) == {}
+    (work / "hf.py").write_text("from transformers import HfArgumentParser\nHfArgumentParser(A).parse()\n")
+    assert look(work, script="hf.py", engine="hf") == {}  # dstui adds the option itself
+
+
 def test_nothing_to_train_with(work: Path) -> None:
     found = look(work, facts(work, deepspeed=None))
     assert "pip install deepspeed" in found["cannot-train"].hint
