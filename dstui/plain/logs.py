@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dstui.errors import DstuiError, Exit
 from dstui.i18n import _
 from dstui.runs import store
+from dstui.runs.adopt import adopt_lost
 from dstui.runs.store import RunDir
 
 _CHUNK = 1 << 18
@@ -25,6 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    adopt_lost()
     target = store.find_run(args.run)
     sys.stdout.flush()
     copy(target, sys.stdout.buffer.write, lines=args.n, follow=args.follow)

@@ -12,6 +12,7 @@ from dstui.errors import DstuiError, Exit
 from dstui.i18n import _
 from dstui.plain.columns import pad, width
 from dstui.runs import store
+from dstui.runs.adopt import adopt_lost
 from dstui.runs.store import RunDir
 from dstui.units import duration
 
@@ -61,6 +62,7 @@ def _look(run: RunDir) -> dict[str, Any]:
 
 
 def run(args: argparse.Namespace) -> int:
+    adopt_lost()
     found = store.list_runs()
     rows = [summary(r) for r in (found[: args.n] if args.n else found)]
     if args.json:

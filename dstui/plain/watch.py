@@ -13,6 +13,7 @@ from typing import Any
 from dstui.errors import Exit
 from dstui.i18n import _
 from dstui.runs import store
+from dstui.runs.adopt import adopt_lost
 from dstui.runs.state import Phase
 from dstui.runs.store import RunDir
 from dstui.runs.view import RunView, Snapshot
@@ -37,6 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    adopt_lost()
     target = store.find_run(args.run)
     if args.once:
         view = RunView(target)

@@ -252,7 +252,7 @@ def _spawn(run: RunDir, command: Command, facts: Facts, env: Mapping[str, str]) 
         os.close(write_end)
     try:
         _out, errors = _feed(child, json.dumps(job).encode())
-        answer = _await_answer(read_end)
+        answer = await_answer(read_end)
     finally:
         os.close(read_end)
     if answer is None:
@@ -276,7 +276,8 @@ def _feed(child: subprocess.Popen[bytes], data: bytes) -> tuple[bytes, bytes]:
         return child.communicate()
 
 
-def _await_answer(fd: int) -> dict[str, Any] | None:
+def await_answer(fd: int) -> dict[str, Any] | None:
+    """What a supervisor that was just started says on its pipe; None when it says nothing in time."""
     deadline = time.monotonic() + ACKNOWLEDGE_SECONDS
     data = b""
     while True:

@@ -36,6 +36,7 @@ from dstui.runs.ops import CPU_COLLECTIVES, extensions_root, ops_needed
 from dstui.runs.processes import (
     RUN_ID_VARIABLE,
     Process,
+    Stat,
     all_stats,
     descendants,
     environment,
@@ -390,11 +391,15 @@ class Supervisor:
         w.rank = rank
         self.event("rank", rank=rank, pid=w.process.pid)
 
+    def members(self, stats: dict[int, Stat] | None = None) -> list[Process]:
+        """Every living process of the run."""
+        return descendants(os.getpid(), stats)
+
     def scan(self, now: float) -> list[Process]:
         """Look at the process table: new processes are watched, vanished ones noted. Returns the living."""
         self.next_scan = now + (TICK if now - self.begun < EARLY else SCAN_EVERY)
         stats = all_stats()
-        living = descendants(os.getpid(), stats)
+        living = [p for p in self.members(stats) if p.pid in stats]
         for process in living:
             known = self.watched.get(process.pid)
             if known is None or known.process != process:
@@ -470,7 +475,7 @@ class Supervisor:
     def main_loop(self) -> None:
         self.start_sampler()
         next_tick = time.monotonic()
-        while self.launcher_code is None:
+        while not self.is_over():
             now = time.monotonic()
             if now >= next_tick:
                 next_tick = max(next_tick + TICK, now + TICK / 2)
@@ -479,6 +484,9 @@ class Supervisor:
             self.wait(wait)
             if self.stop:
                 self.push_stop()
+
+    def is_over(self) -> bool:
+        return self.launcher_code is not None
 
     def wait(self, seconds: float) -> None:
         for key, _mask in self.selector.select(seconds):
@@ -608,7 +616,7 @@ class Supervisor:
     def enter(self, stop: Stop, stage: str, now: float) -> None:
         stop.stage, stop.stage_since = stage, now
         stop.signalled.clear()
-        self.event("signal", signal="SIG" + stage, processes=len(descendants(os.getpid())))
+        self.event("signal", signal="SIG" + stage, processes=len(self.members()))
 
     def end_leftovers(self) -> None:
         """The launcher is gone; whatever still runs is a rank that lost it, or something that a rank left."""
@@ -650,11 +658,7 @@ class Supervisor:
         at_exit = [w for w in self.watched.values() if w.rank is not None and w.ended_at is None]
         self.end_leftovers()
         self.free_shared_memory()
-        self.ending.set()
-        if self.sampling is not None:
-            self.sampling.join(3.0)
-        with contextlib.suppress(OSError):
-            self.log.tick()
+        self.end_sampling()
         ranks = sorted(
             (w for w in self.watched.values() if w.rank is not None), key=lambda w: (w.rank, w.ended_at or 0)
         )
@@ -683,16 +687,7 @@ class Supervisor:
             "rank_code": rank_code,
             "first_rank": first.rank if first is not None else None,
             "reason": reason,
-            "ranks": [
-                {
-                    "rank": w.rank,
-                    "pid": w.process.pid,
-                    "code": w.code,
-                    "signal": signal_name(-w.code) if w.code is not None and w.code < 0 else None,
-                    "ended_at": w.ended_at,
-                }
-                for w in ranks
-            ],
+            "ranks": [self.rank_record(w) for w in ranks],
             "leftovers": self.leftovers,
             "oom_kills": self.cgroup.difference(),
             "started_at": self.started_at,
@@ -703,6 +698,23 @@ class Supervisor:
         data["cause"] = self.cause(data)
         self.event("exit", outcome=outcome, code=data["code"], signal=data["signal"])
         self.write_exit(data)
+
+    def end_sampling(self) -> None:
+        self.ending.set()
+        if self.sampling is not None:
+            self.sampling.join(3.0)
+        with contextlib.suppress(OSError):
+            self.log.tick()
+
+    @staticmethod
+    def rank_record(w: Watched) -> dict[str, Any]:
+        return {
+            "rank": w.rank,
+            "pid": w.process.pid,
+            "code": w.code,
+            "signal": signal_name(-w.code) if w.code is not None and w.code < 0 else None,
+            "ended_at": w.ended_at,
+        }
 
     def free_shared_memory(self) -> None:
         """No process of the run lives any more: its buffers in /dev/shm are nobody's."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 
 from dstui.facts.model import Facts
 from dstui.i18n import _
@@ -22,6 +23,7 @@ def run_app(profile: Profile, *, file: str | None, facts: str | None, watch: str
         from dstui.config import document as documents
 
         document = documents.read(file)
+    threading.Thread(target=_adopt, name="adopt", daemon=True).start()
     if watch:
         from dstui.runs.store import find_run
 
@@ -31,6 +33,13 @@ def run_app(profile: Profile, *, file: str | None, facts: str | None, watch: str
     for run_id in app.live_runs():
         _tell(_("The run {id} goes on. Join it with: dstui watch {id}").format(id=run_id))
     return app.return_code or 0
+
+
+def _adopt() -> None:
+    """Runs that lost their supervisor get another one; beside the first paint."""
+    from dstui.runs.adopt import adopt_lost
+
+    adopt_lost()
 
 
 def _tell(text: str) -> None:

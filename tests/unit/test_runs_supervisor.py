@@ -19,6 +19,7 @@ from dstui.errors import DstuiError
 from dstui.facts.model import Facts, Interpreter
 from dstui.plain import logs
 from dstui.runs import store
+from dstui.runs.adopt import adopt, adopt_lost
 from dstui.runs.control import stop
 from dstui.runs.processes import alive, descendants, marked, send
 from dstui.runs.spec import RunSpec
@@ -362,3 +363,73 @@ def test_an_answer_is_remembered(begin: Callable[..., RunDir], tmp_path: Path) -
     second = begin(source, "--lr", "1", config={})
     ended(first), ended(second)
     assert second.out_log.read_text() == f"['--lr', '1', '--cfg', '{second.config_path}']\n"
+
+
+def lost(run: RunDir) -> None:
+    """Kill its supervisor."""
+    supervisor = run.process("supervisor")
+    assert supervisor is not None
+    send(supervisor, signal.SIGKILL)
+    until(lambda: not alive(supervisor))
+    assert store.state(run) == "lost"
+
+
+def test_a_lost_run_is_adopted_and_its_code_is_never_guessed(
+    begin: Callable[..., RunDir], tmp_path: Path
+) -> None:
+    wait = "import os, sys, time\nwhile not os.path.exists('go'): time.sleep(0.05)\nsys.exit(3)"
+    run = begin(wait, ranks=True)
+    until(lambda: len((run.heartbeat or {}).get("ranks", {})) == 2)
+    lost(run)
+    assert adopt_lost() == [run]
+    assert store.state(run) == "running"
+    assert adopt_lost() == []  # somebody is at work
+    assert run.manifest["adopted"] and not adopt(run)
+    lost(run)  # and again
+    assert adopt_lost() == [run]
+    (tmp_path / "go").touch()
+    last = until(lambda: run.exit, 20)
+    assert (last["outcome"], last["code"], last["signal"], last["cause"]) == ("lost", None, None, None)
+    assert "unknown" in last["reason"] and store.state(run) == "lost"
+    assert [r["rank"] for r in last["ranks"]] == [0, 1]
+    assert {r["code"] for r in last["ranks"]} <= {3, -15, None}  # seen as a zombie, or not at all
+    assert marked(run.id) == [] and adopt_lost() == []
+
+
+def test_an_adopted_run_is_stopped_like_any_other(begin: Callable[..., RunDir]) -> None:
+    run = begin("import time; time.sleep(600)", ranks=True)
+    until(lambda: len((run.heartbeat or {}).get("ranks", {})) == 2)
+    lost(run)
+    bystander = subprocess.Popen(["sleep", "60"])
+    assert adopt_lost() == [run]
+    done = stop(run)
+    assert (done.ended, done.state, done.killed) == (True, "stopped", ())
+    assert (run.exit or {})["code"] is None and (run.exit or {})["stopped_by"]["pid"] == os.getpid()
+    assert marked(run.id) == []
+    assert bystander.poll() is None  # nothing else is ever signalled
+    bystander.kill()
+    bystander.wait()
+
+
+def test_a_run_that_died_with_its_supervisor_gets_its_end(begin: Callable[..., RunDir]) -> None:
+    run = begin("import time; time.sleep(600)")
+    launcher = run.process("launcher")
+    assert launcher is not None
+    supervisor = run.process("supervisor")
+    assert supervisor is not None
+    send(supervisor, signal.SIGSTOP)
+    send(launcher, signal.SIGKILL)
+    lost(run)
+    assert adopt_lost() == [run]
+    last = until(lambda: run.exit)
+    assert (last["outcome"], last["code"], last["ended_at"]) == ("lost", None, None)
+
+
+def test_runs_of_another_host_are_not_adopted(begin: Callable[..., RunDir]) -> None:
+    run = begin("import time; time.sleep(600)")
+    lost(run)
+    manifest = run.manifest
+    store.write_json(run.manifest_path, manifest | {"host": "another"})
+    assert adopt_lost() == []
+    store.write_json(run.manifest_path, manifest)
+    stop(run, now=True)
