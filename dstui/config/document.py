@@ -52,13 +52,21 @@ class ConfigUnreadable(DstuiError):
         pointer: str = "",
     ) -> None:
         where = path if line is None else f"{path}:{line}" if column is None else f"{path}:{line}:{column}"
-        super().__init__(f"{where}: {message}", hint)
+        super().__init__(f"{where}: {message}", hint or _next_step(kind))
         self.reason = message
         self.kind = kind
         self.path = path
         self.line = line
         self.column = column
         self.pointer = pointer
+
+
+def _next_step(kind: str) -> str:
+    if kind == "not-an-object":
+        return _("put the keys between { and }")
+    if kind == "duplicate":
+        return _("remove one of the two")
+    return _("correct the place and check again")
 
 
 class _Duplicate(ValueError):
@@ -287,7 +295,7 @@ class Document:
             ) from e
         if not isinstance(data, dict):
             raise ConfigUnreadable(
-                _("is not an object: a config is {{ ... }}, this is a {kind}").format(kind=_type_name(data)),
+                _("is not an object: a config is {{ ... }}, found: {kind}").format(kind=_type_name(data)),
                 kind="not-an-object",
                 path=path,
                 line=1,

@@ -11,6 +11,7 @@ from dstui.config.diff import Difference, compare, dotted
 from dstui.config.document import read
 from dstui.errors import Exit
 from dstui.i18n import _, ngettext
+from dstui.rules.kind import refuse_other
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +31,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     strict = args.engine in ("hf", "accelerate")
     a, b = read(args.a, strict_json=strict), read(args.b, strict_json=strict)
+    for document in (a, b):
+        refuse_other(document.data, document.path)
     release = args.deepspeed or schema.newest()
     found = compare(a.data, b.data, release=release, world_size=args.world_size, engine=args.engine)
     if args.json:

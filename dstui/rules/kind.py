@@ -6,7 +6,8 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from dstui.i18n import N_
+from dstui.errors import DstuiError
+from dstui.i18n import N_, _
 
 _KINDS: tuple[tuple[str, str, frozenset[str], int], ...] = (
     # (kind, name for people, telling keys, how many must be there)
@@ -98,6 +99,16 @@ def identify_text(text: str) -> tuple[str, str] | None:
     if len(keys) < 2 or text.lstrip().startswith("{"):
         return None
     return identify(keys) or ("yaml", N_("a YAML file"))
+
+
+def refuse_other(data: Any, path: str) -> None:
+    """Raises DstuiError for a file of another tool: its keys would all be read as left to their defaults."""
+    other = identify(top_level_keys(data))
+    if other is not None:
+        raise DstuiError(
+            f"{path}: " + _("this is {name}, not a DeepSpeed config").format(name=_(other[1])),
+            _("see: dstui check {path}").format(path=path),
+        )
 
 
 def top_level_keys(data: Any) -> list[str]:

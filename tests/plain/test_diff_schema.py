@@ -52,6 +52,34 @@ def test_diff_of_what_cannot_be_read_is_2(
     assert cli.main(["diff", pair[0], str(tmp_path / "none.json")]) == 2
 
 
+def test_every_unreadable_file_gets_a_next_step(
+    pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = tmp_path / "bad.json"
+    for text in (
+        "[1, 2]",
+        "null",
+        '{"a": ',
+        '{"a": 1e999}',
+        '{"a": 1, "a": 2}',
+        "[" * 100_000,
+        '{"a": "\udcff"}',
+    ):
+        bad.write_bytes(text.encode("utf-8", "surrogateescape"))
+        assert cli.main(["diff", pair[0], str(bad)]) == 2
+        err = capsys.readouterr().err.splitlines()
+        assert len(err) == 2 and err[0].startswith("error: ") and err[1].startswith("  "), text[:20]
+
+
+def test_a_file_of_another_tool_is_named_not_compared(
+    pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "args.json"
+    other.write_text('{"output_dir": "x", "per_device_train_batch_size": 4, "deepspeed": "ds.json"}')
+    assert cli.main(["diff", pair[0], str(other)]) == 2
+    assert "Hugging Face training arguments" in capsys.readouterr().err
+
+
 def test_schema_is_one_self_contained_document(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["schema", "--deepspeed", "0.19.4"]) == 0
     shown = json.loads(capsys.readouterr().out)
