@@ -21,6 +21,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 import cases  # noqa: E402
+
 from dstui.estimate.families import shape_from_config  # noqa: E402
 from dstui.estimate.inputs import Training  # noqa: E402
 from dstui.estimate.memory import estimate  # noqa: E402

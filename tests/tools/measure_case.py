@@ -29,10 +29,9 @@ from typing import Any
 START = time.time()
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import torch  # noqa: E402
-
 import cases  # noqa: E402
 import threshold  # noqa: E402
+import torch  # noqa: E402
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 CUDA = os.environ.get("DS_ACCELERATOR") != "cpu"
@@ -58,7 +57,7 @@ class Probe:
         threading.Thread(target=self._poll, daemon=True).start()
 
     def _rss(self) -> int:
-        with open("/proc/self/statm", encoding="ascii") as f:
+        with Path("/proc/self/statm").open(encoding="ascii") as f:
             return int(f.read().split()[1]) * self.page
 
     def _poll(self) -> None:
@@ -95,7 +94,7 @@ class Probe:
             now = self.nvml()
             entry["nvml"], entry["peak_nvml"] = now, max(self.nvml_peak, now)
             self.nvml_peak = now
-        with open("/proc/self/status", encoding="ascii", errors="replace") as f:
+        with Path("/proc/self/status").open(encoding="ascii", errors="replace") as f:
             for line in f:
                 key, _, value = line.partition(":")
                 if key in ("VmHWM", "VmLck", "VmPin", "RssAnon", "RssFile", "RssShmem"):
@@ -112,7 +111,7 @@ class Probe:
         if self.row_path is not None:
             fresh = self.row_path.with_suffix(".new")
             fresh.write_text(json.dumps(self.row), encoding="utf-8")
-            os.replace(fresh, self.row_path)
+            fresh.replace(self.row_path)
 
 
 @contextlib.contextmanager

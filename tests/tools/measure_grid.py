@@ -13,6 +13,7 @@ No case is tried twice. Cases marked ``alone`` run at the end with nothing besid
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -122,6 +123,11 @@ class Grid:
                 )
 
     def look_at_builds(self) -> None:
+        if not self.builds:  # a killed process leaves its lock, and every other would wait for it
+            for lock in self.ext.glob("*/lock"):
+                with contextlib.suppress(OSError):
+                    if time.time() - lock.stat().st_mtime > 30:
+                        lock.unlink()
         for name, process in list(self.builds.items()):
             code = process.poll()
             if code is None:
@@ -151,7 +157,7 @@ class Grid:
             common["DS_ACCELERATOR"] = "cpu"
         words = [sys.executable, str(HERE / "measure_case.py"), "--case", str(path)]
         words += ["--row", str(self.row_path(job)), "--go", str(self.go_path(job))]
-        words += (["--alone"] if job.case.get("alone") else [])
+        words += ["--alone"] if job.case.get("alone") else []
         job.started = time.time()
         for rank in range(world):
             log = (folder / f"{job.name}.{rank}.log").open("w", encoding="utf-8")
@@ -202,8 +208,6 @@ class Grid:
                 p.kill()
         for p in job.processes:
             p.wait()
-        for lock in self.ext.glob("*/lock"):  # a killed process may have held it while loading a kernel
-            lock.unlink(missing_ok=True)
 
     def finish(self, job: Job, killed: bool) -> None:
         for log in job.logs:
@@ -311,7 +315,7 @@ def main() -> int:
     parser.add_argument("--cases", required=True)
     parser.add_argument("--out", required=True)
     parser.add_argument("--budget", type=float, default=1e6, help="seconds in all")
-    parser.add_argument("--reserve", type=float, default=30, help="no case starts in these last seconds")
+    parser.add_argument("--reserve", type=float, default=40, help="no case starts in these last seconds")
     parser.add_argument("--timeout", type=float, default=110, help="seconds of one case")
     parser.add_argument("--jobs", type=int, default=8, help="cases at a time")
     parser.add_argument("--warm", type=int, default=5, help="cases that import ahead")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 STEPS = 30
-SECONDS = 40.0
+SECONDS = 30.0
 
 
 def descend(
