@@ -108,7 +108,7 @@ def table(rows: list[dict[str, Any]], now: float | None = None) -> str:
                 _("{time} ago").format(time=duration(max(0.0, now - row["created_at"]))),
                 duration(end - begun) if end is not None else "?",
                 str(row["world_size"] or "?"),
-                name,
+                "".join(c if c.isprintable() else "?" for c in name),  # a script may be called anything
             )
         )
     widths = [max(width(line[i]) for line in lines) for i in range(len(head) - 1)]

@@ -13,6 +13,8 @@ from dstui.i18n import _
 ENGINES = ("plain", "hf", "llamafactory", "accelerate", "swift")
 LAUNCHERS = ("deepspeed", "torchrun", "accelerate", "llamafactory", "swift", "python")
 
+NAME_LENGTH = 100
+
 Engine = str
 """One of ENGINES: who reads the DeepSpeed config."""
 Launcher = str
@@ -72,6 +74,11 @@ class RunSpec:
             raise DstuiError(
                 _("unknown launcher '{name}'").format(name=self.launcher),
                 _("one of: {names}").format(names=", ".join(LAUNCHERS)),
+            )
+        if self.name is not None and not (self.name.isprintable() and len(self.name) <= NAME_LENGTH):
+            raise DstuiError(
+                _("a run's name is one line of at most {n} characters").format(n=NAME_LENGTH),
+                _("give a shorter one without control characters"),
             )
         if self.num_gpus is not None and self.num_gpus < 1:
             raise DstuiError(_("a run needs at least one rank"), _("give --num-gpus 1 or more"))

@@ -103,6 +103,9 @@ def test_logs(work: Path, capfd: pytest.CaptureFixture[str]) -> None:
         (("run", "--master-port", "x", "--", "short.py"), "auto"),
         (("run", "--python", "/nowhere/python", "--", "short.py"), "/nowhere/python"),
         (("run", "--config", "none.json", "--", "short.py"), "none.json"),
+        (("run", "--name", "a\nb", "--", "short.py"), "one line"),
+        (("run", "--name", "\x1b[31mred", "--", "short.py"), "one line"),
+        (("run", "--name", "n" * 300, "--", "short.py"), "100 characters"),
         (("stop", "nobody"), "no runs yet"),
         (("logs",), "no runs yet"),
         (("rm", "x"), "no runs yet"),
@@ -153,6 +156,8 @@ def test_table_fits_80_columns() -> None:
     }  # fmt: skip
     text = table([row, row | {"state": "lost", "name": "x"}], now=90000.0)
     assert all(len(line) <= 80 for line in text.splitlines()) and "finetune_lora.py" in text
+    odd = table([row | {"script": "/a/x\n\x1b[31my.py"}], now=90000.0)
+    assert len(odd.splitlines()) == 2 and "\x1b" not in odd
     assert "?" in text.splitlines()[2]  # nobody knows how long a lost run ran
 
 
