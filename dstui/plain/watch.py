@@ -10,9 +10,9 @@ import sys
 import time
 from typing import Any
 
-from dstui.errors import Exit
+from dstui.errors import DstuiError, Exit
 from dstui.i18n import _
-from dstui.runs import store
+from dstui.runs import replay, store
 from dstui.runs.adopt import adopt_lost
 from dstui.runs.state import Phase
 from dstui.runs.store import RunDir
@@ -35,11 +35,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help=_("one JSON object a line"))
     parser.add_argument("--low", action="store_true", help=_("fewer bytes: for a slow line"))
+    parser.add_argument("--replay", action="store_true", help=_("play the run back from its directory"))
+    parser.add_argument(
+        "--speed", type=float, metavar="X", help=_("with --replay: X times as fast as it was; default 1")
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     adopt_lost()
     target = store.find_run(args.run)
+    if args.speed is not None and not args.replay:
+        raise DstuiError(_("--speed goes with --replay"))
+    if args.replay:
+        return _replay(target, args)
     if args.once:
         view = RunView(target)
         shot = view.poll()
@@ -53,13 +61,27 @@ def run(args: argparse.Namespace) -> int:
     return follow(target, as_lines=args.json)
 
 
+def _replay(target: RunDir, args: argparse.Namespace) -> int:
+    speed = 1.0 if args.speed is None else args.speed
+    view = replay.ReplayView(target, speed)
+    if args.once:
+        raise DstuiError(_("--once shows one moment: leave out --replay"))
+    if not args.plain and not args.json and full_screen_possible():
+        import importlib
+
+        view.close()
+        tui = importlib.import_module("dstui.tui")
+        return int(tui.start(watch=replay.reference(target, speed), low=args.low))
+    return follow(target, as_lines=args.json, view=view, tick=TICK if speed <= 1 else max(0.05, TICK / speed))
+
+
 def full_screen_possible() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "")
 
 
-def follow(target: RunDir, *, as_lines: bool = False) -> int:
+def follow(target: RunDir, *, as_lines: bool = False, view: RunView | None = None, tick: float = TICK) -> int:
     """Print a line at each change until the run is over; Ctrl+C leaves it running (130)."""
-    view = RunView(target)
+    view = view or RunView(target)
     shown: tuple[Any, ...] | None = None
     at = 0.0
     try:
@@ -75,9 +97,11 @@ def follow(target: RunDir, *, as_lines: bool = False) -> int:
                 if not as_lines:
                     print(ending(shot), flush=True)
                 return Exit.OK if shot.state == "finished" else Exit.BAD
-            time.sleep(TICK)
+            time.sleep(tick)
     except KeyboardInterrupt:
-        print(_("run {id} goes on; join it with: dstui watch {id}").format(id=target.id), file=sys.stderr)
+        if not isinstance(view, replay.ReplayView):
+            text = _("run {id} goes on; join it with: dstui watch {id}").format(id=target.id)
+            print(text, file=sys.stderr)
         return Exit.INTERRUPTED
     finally:
         view.close()

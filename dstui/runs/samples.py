@@ -7,7 +7,8 @@ any time between one and two lengths of each tier are kept::
     peaks.json                                     the highest values ever seen
 
 A record: ``{"t": epoch seconds, "gpus": [[...], ...], "host": [...], "ranks": [[...], ...], "build": name,
-"lock": [op, path, pid of its holder], "saving": path}``, the last three only when there is something;
+"lock": [op, path, pid of its holder], "saving": path, "sizes": [bytes of out.log, bytes of csv_monitor's files]}``,
+the last ones only when there is something;
 its columns are named by ``GPU_COLUMNS``, ``HOST_COLUMNS``, ``RANK_COLUMNS`` (each file's first line repeats
 them). Sizes are bytes, shares 0-1, power in watts, temperature in degrees Celsius. Unknown is null.
 In the slower tiers sizes are the largest of the interval, everything else is its mean.
@@ -140,6 +141,8 @@ class Sample:
     """A lock on an op of this config that no process of the run holds: op, path, pid of its holder (None: nobody)."""
     saving: str | None = None
     """A checkpoint file that a rank has open for writing."""
+    sizes: tuple[int, int] | None = None
+    """Bytes of ``out.log`` and of csv_monitor's files at that moment: what a replay shows by then."""
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {
@@ -154,6 +157,8 @@ class Sample:
             data["lock"] = list(self.lock)
         if self.saving is not None:
             data["saving"] = self.saving
+        if self.sizes is not None:
+            data["sizes"] = list(self.sizes)
         return data
 
     @classmethod
@@ -170,6 +175,7 @@ class Sample:
                 build=data.get("build"),
                 lock=_lock(data.get("lock")),
                 saving=data.get("saving"),
+                sizes=_sizes(data.get("sizes")),
             )
         except TypeError:
             return None
@@ -177,6 +183,10 @@ class Sample:
 
 def _lock(value: Any) -> tuple[str, str, int | None] | None:
     return (str(value[0]), str(value[1]), value[2]) if isinstance(value, list) and len(value) == 3 else None
+
+
+def _sizes(value: Any) -> tuple[int, int] | None:
+    return (int(value[0]), int(value[1])) if isinstance(value, list) and len(value) == 2 else None
 
 
 def _row(item: Any, columns: Sequence[str]) -> list[Any]:
@@ -565,6 +575,7 @@ def merge(samples: Sequence[Sample]) -> Sample:
         build=next((s.build for s in reversed(samples) if s.build is not None), None),
         lock=next((s.lock for s in reversed(samples) if s.lock is not None), None),
         saving=next((s.saving for s in reversed(samples) if s.saving is not None), None),
+        sizes=samples[-1].sizes,
     )
 
 
@@ -661,6 +672,7 @@ class Sampler:
         self._looked = 0.0
         self._lock: tuple[str, str, int | None] | None = None
         self._saving: str | None = None
+        self._csv: list[Path] = []
         self._peaks_changed = False
         self._peaks_written = 0.0
         make = source or (lambda: NvmlSource(devices))
@@ -753,10 +765,21 @@ class Sampler:
             build=self._members.build,
             lock=self._lock,
             saving=self._saving,
+            sizes=self._sizes(),
         )
+
+    def _sizes(self) -> tuple[int, int]:
+        sizes = []
+        for path in (self.folder.parent / "out.log", *self._csv):
+            try:
+                sizes.append(os.stat(path).st_size)  # noqa: PTH116 - every second
+            except OSError:
+                sizes.append(0)
+        return sizes[0], sum(sizes[1:])
 
     def _look(self, ranks: Iterable[int]) -> None:
         """Locks on the config's ops, and checkpoint files that are being written."""
+        self._csv = sorted(self.folder.parent.glob("metrics/*/Train_Samples_*.csv"))
         self._saving = next(filter(None, map(saving, ranks)), None)
         self._lock = None
         if self._extensions is None or not self._ops:

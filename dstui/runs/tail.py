@@ -94,6 +94,8 @@ class Tail:
         self.restarts = 0
         """How often the file was cut or replaced."""
         self.problem: str | None = None
+        self.end: int | None = None
+        """Where the file counts as ended (``dstui.runs.replay``); None: where it really ends."""
         self._fd = -1
         self._rest = b""
         self._identity: tuple[int, int] | None = None
@@ -152,13 +154,16 @@ class Tail:
                 if size < self.offset:
                     self._restart()
                     continue
-                data = os.pread(self._fd, min(CHUNK, left), self.offset) if size > self.offset else b""
+                if self.end is not None:
+                    size = min(size, self.end)
+                want = min(CHUNK, left, size - self.offset)
+                data = os.pread(self._fd, want, self.offset) if size > self.offset else b""
             except OSError as e:  # a stale NFS handle: open again next time
                 self.problem = e.strerror or str(e)
                 self.close()
                 break
             if not data:
-                if not self._replaced():
+                if self.end is not None or not self._replaced():
                     break
                 found, _used = split(self._rest, self.offset - len(self._rest), final=True)
                 lines += found
@@ -185,7 +190,8 @@ class Tail:
     def behind(self) -> int:
         """Bytes on disk that were not read yet."""
         try:
-            return max(0, os.stat(self.path).st_size - self.offset)  # noqa: PTH116
+            size = os.stat(self.path).st_size  # noqa: PTH116
+            return max(0, (size if self.end is None else min(size, self.end)) - self.offset)
         except OSError:
             return 0
 

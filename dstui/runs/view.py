@@ -162,6 +162,7 @@ class _CsvFiles:
         self._folder = folder
         self._tails: dict[str, Tail] = {}
         self._listed = 0
+        self._share: float | None = None
 
     def _find(self) -> None:
         try:
@@ -179,10 +180,16 @@ class _CsvFiles:
                 if found:
                     self._tails[metric] = Tail(found[0])
 
+    def limit(self, share: float) -> None:
+        """Show only the first ``share`` of each file."""
+        self._share = share
+
     def poll(self, progress: Progress, now: float, live: bool) -> bool:
         self._find()
         changed = False
         for metric, tail in self._tails.items():
+            if self._share is not None:
+                tail.end = int(self._share * LogFile(tail.path).size)
             if tail.offset == 0 and tail.behind > WHOLE:
                 self._join(metric, tail, progress, now)
                 changed = True
@@ -422,14 +429,16 @@ class RunView:
 
     def _build(self, now: float) -> Snapshot:
         m, p = self._manifest, self._progress
-        exit_data = self.run.exit if self._state in ("finished", "failed", "stopped") else None
+        exit_data = self.run.exit if self._state in ("finished", "failed", "stopped", "lost") else None
         over = self._state in ("finished", "failed", "stopped", "lost")
         started = m.get("started_at")
         launched = started if m.get("launcher") else None
         last = self._samples[-1] if self._samples else None
         fresh = last is not None and not over and now - last.t < 15
         known_peak = self._peaks.host_used if self._peaks else None  # written every few seconds only
-        if over and self._ending is None:
+        if not over:
+            self._ending = None  # a lost run was adopted
+        elif self._ending is None:
             self._ending = self._make_ending(exit_data)
         return Snapshot(
             id=self.run.id,

@@ -25,9 +25,10 @@ def run_app(profile: Profile, *, file: str | None, facts: str | None, watch: str
         document = documents.read(file)
     threading.Thread(target=_adopt, name="adopt", daemon=True).start()
     if watch:
+        from dstui.runs.replay import PREFIX
         from dstui.runs.store import find_run
 
-        watch = find_run(watch).id
+        watch = watch if watch.startswith(PREFIX) else find_run(watch).id
     app = DstuiApp(profile, facts=known, document=document, watch=watch)
     app.run(mouse=False)
     for run_id in app.live_runs():

@@ -90,10 +90,10 @@ class _Reader:
         self._config: str | None = None
 
     def take(self) -> Look:
-        from dstui.runs.store import find_run
+        from dstui.runs.replay import open_view
 
         if self._view is None:
-            self._view = RunView(find_run(self._run_id))
+            self._view = open_view(self._run_id)
         run = self._view.run
         if not run.path.is_dir():
             raise DstuiError(
@@ -353,9 +353,9 @@ class MonitorScreen(BaseScreen):
 
         def work() -> Diagnosis:
             from dstui.runs.diagnose import diagnose_run
-            from dstui.runs.store import find_run
+            from dstui.runs.replay import run_of
 
-            return diagnose_run(find_run(run_id))
+            return diagnose_run(run_of(run_id))
 
         def done(found: Diagnosis) -> None:
             if run_id == self._watched:
@@ -505,6 +505,10 @@ class MonitorScreen(BaseScreen):
     def _ask_stop(self, now: bool) -> None:
         shot = self.shot
         if shot is None:
+            return
+        if (self._watched or "").startswith("replay:"):
+            self._note = _("this is a replay: there is nothing to stop")
+            self._draw_message()
             return
         if shot.over and shot.state != "lost":
             self._note = _("the run has ended already")
