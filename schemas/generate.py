@@ -1,10 +1,15 @@
 #!/usr/bin/env python3
 """Write ``schemas/deepspeed-<version>.json`` from a DeepSpeed release.
 
+    python schemas/generate.py deepspeed==0.19.4    # downloaded by pip
     python schemas/generate.py installed            # the deepspeed of --python (default: this one)
     python schemas/generate.py path/to/tree         # an unpacked tree, a sdist or a --target folder
-    python schemas/generate.py deepspeed==0.19.4    # downloaded by pip
-    python schemas/generate.py --check              # the written files still follow from keys.json
+    python schemas/generate.py ... --reviewed       # its new code was read: remember its hashes
+    python schemas/generate.py --before-schemas TREES   # keys and defaults of 0.9.5-0.13.5, without import
+    python schemas/generate.py                      # write all files again, from keys.json
+    python schemas/generate.py --check              # exit 1 when a file does not follow from keys.json
+
+docs/adding-a-release.md says what to do when.
 
 A release is asked in a subprocess (``DS_ACCELERATOR=cpu``; it imports torch): pydantic models by
 introspection (fields, types, defaults, bounds, aliases, deprecations, validators), and which readers
@@ -16,17 +21,22 @@ of ``keys.json`` need no DeepSpeed. Texts and ranges stay in ``keys.json``, once
 
 The schema never refuses what the release accepts when it parses a config; quoted numbers, old names and
 ``"auto"`` (which DeepSpeed drops from its pydantic blocks) therefore pass.
+
+``timeline.json`` holds which release reads which key with which default, for all releases from 0.9.5 on:
+from the schemas, and for releases before them (0.9.5-0.13.5) from the source of their models and keys.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import os
 import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -231,7 +241,7 @@ def find_tree(source: str, python: str, scratch: Path) -> Path | None:
                 str(scratch),
                 source,
             ],
-            env=dict(os.environ, DS_BUILD_OPS="0", DS_ACCELERATOR="cpu"),
+            env=dict(os.environ, DS_BUILD_OPS="0"),
             check=True,
         )
         path = next(p for p in scratch.iterdir() if p.name.startswith("deepspeed"))
@@ -480,6 +490,162 @@ def _at(schema: dict[str, Any], pointer: str) -> dict[str, Any]:
     return node
 
 
+# -- before the schemas -------------------------------------------------------------------------
+
+MODEL_FILES = (
+    "comm/constants.py",
+    "runtime/zero/config.py",
+    "runtime/zero/offload_config.py",
+    "comm/config.py",
+    "monitor/config.py",
+    "runtime/config.py",
+    "runtime/compiler.py",
+    "inference/config.py",
+)
+MODEL_ROOTS = {
+    "/zero_optimization": "DeepSpeedZeroConfig",
+    "/comms_logger": "CommsLoggerConfig",
+    "/tensorboard": "TensorBoardConfig",
+    "/wandb": "WandbConfig",
+    "/csv_monitor": "CSVConfig",
+    "/hybrid_engine": "HybridEngineConfig",
+    "/weight_quantization": "WeightQuantConfig",
+    "/compile": "CompileConfig",
+}
+
+
+def read_models(tree: Path) -> tuple[str, dict[str, Any]]:
+    """(version, pointer -> default) of the pydantic models in a source tree that need not be importable."""
+    constants: dict[str, Any] = {}
+    classes: dict[str, ast.ClassDef] = {}
+    for name in MODEL_FILES:
+        path = tree / "deepspeed" / name
+        if not path.exists():
+            continue
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                classes[node.name] = node
+            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                try:
+                    constants[node.targets[0].id] = ast.literal_eval(node.value)
+                except ValueError:
+                    pass
+
+    def value(node: ast.expr | None) -> Any:
+        if isinstance(node, ast.Name):
+            return constants[node.id]
+        if isinstance(node, ast.Attribute):  # OffloadDeviceEnum.none; sys.maxsize
+            return sys.maxsize if node.attr == "maxsize" else node.attr
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            if node.func.id == "pp_int":
+                return int(value(node.args[0]))
+            return {}  # a model with its own defaults
+        return None if node is None else ast.literal_eval(node)
+
+    def fields(name: str) -> Iterator[tuple[str, ast.expr | None, ast.expr | None]]:
+        for base in classes[name].bases:
+            if isinstance(base, ast.Name) and base.id in classes:
+                yield from fields(base.id)
+        for node in classes[name].body:
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                yield node.target.id, node.annotation, node.value
+            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                yield node.targets[0].id, None, node.value
+
+    out: dict[str, Any] = {}
+    config = (tree / "deepspeed" / "runtime" / "config.py").read_text(encoding="utf-8")
+
+    def walk(base: str, name: str) -> None:
+        for field, annotation, default in fields(name):
+            shown = field
+            if (
+                isinstance(default, ast.Call)
+                and isinstance(default.func, ast.Name)
+                and default.func.id == "Field"
+            ):
+                alias = next((k.value for k in default.keywords if k.arg == "alias"), None)
+                shown = value(alias) if alias is not None else field
+                default = default.args[0]
+            out[f"{base}/{shown}"] = value(default)
+            inner = [n.id for n in ast.walk(annotation) if isinstance(n, ast.Name)] if annotation else []
+            for model in inner:
+                if model in classes and not model.endswith("Enum"):
+                    walk(f"{base}/{shown}", model)
+
+    for pointer, name in MODEL_ROOTS.items():
+        reader = {"CompileConfig": "get_compile_config", "WeightQuantConfig": "WeightQuantConfig"}.get(
+            name, ""
+        )
+        if name in classes and reader in config:
+            walk(pointer, name)
+    return (tree / "version.txt").read_text().split()[0], out
+
+
+def ranges(found: dict[str, dict[str, Any]]) -> dict[str, list[list[Any]]]:
+    """release -> key -> default, as key -> [[first release, last release, default], ...]."""
+    out: dict[str, list[list[Any]]] = {}
+    order = sorted(found, key=_key)
+    for i, release in enumerate(order):
+        for pointer, default in found[release].items():
+            rows = out.setdefault(pointer, [])
+            last = rows[-1] if rows else None
+            if last is not None and last[1] == order[i - 1] and last[2:] == [default] and i:
+                last[1] = release
+            else:
+                rows.append([release, release, default])
+    return {k: out[k] for k in sorted(out)}
+
+
+def timeline(schemas: list[dict[str, Any]], before: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
+    """What ``timeline.json`` holds; ``before``: its part for the releases without a schema."""
+    sys.path.insert(0, str(HERE.parent))
+    from dstui.config.schema import Schema  # reads keys.json beside this file
+
+    found: dict[str, dict[str, Any]] = {}
+    blocks = {path.rpartition(".")[0] for path in (*keys["keys"], *keys["blocks"])}
+    for release in before["releases"]:
+        now = found[release] = {
+            pointer: row[2]
+            for pointer, rows in before["models"].items()
+            for row in rows
+            if in_range(release, row[0], row[1])
+        }
+        for path, entry in keys["keys"].items():
+            read_by_model = entry.get("pydantic") and in_range(release, *entry["pydantic"])
+            known = "defaults" in entry and in_range(release, entry["since"], entry.get("until"))
+            if read_by_model or not known or path in blocks:
+                continue
+            default = next((d[2] for d in entry["defaults"] if in_range(release, d[0], d[1])), None)
+            now["/" + path.replace(".", "/")] = default
+    refused: dict[str, str] = {}
+    for schema in sorted(schemas, key=lambda s: _key(s["x-dstui"]["release"]["version"])):
+        loaded = Schema(schema["x-dstui"]["release"]["version"], schema)
+        found[loaded.release] = {k.pointer: k.default for k in loaded.keys.values() if k.has_default}
+        for pointer in loaded.removed:
+            refused.setdefault(pointer, loaded.release)
+    return {
+        "releases": sorted(found, key=_key),
+        "before": before,
+        "refused": refused,
+        "keys": ranges(found),
+    }
+
+
+def render_timeline(data: dict[str, Any]) -> str:
+    """One line a key."""
+
+    def table(rows: dict[str, Any], indent: str) -> str:
+        inner = ",\n".join(f"{indent} {json.dumps(k)}: {_compact(v)}" for k, v in rows.items())
+        return f"{{\n{inner}\n{indent}}}"
+
+    before = data["before"]
+    return (
+        f'{{\n "releases": {_compact(data["releases"])},\n "before": {{\n'
+        f'  "releases": {_compact(before["releases"])},\n  "models": {table(before["models"], "  ")}\n }},\n'
+        f' "refused": {table(data["refused"], " ")},\n "keys": {table(data["keys"], " ")}\n}}\n'
+    )
+
+
 def render(schema: dict[str, Any]) -> str:
     """Compact JSON, one line a property and a definition, so that a difference can be read."""
     rows = []
@@ -496,42 +662,85 @@ def _compact(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
+def remember(missing: list[str], path: Path) -> None:
+    """Put hashes of code that was read, and that does what its last version did, into ``keys.json``."""
+    text = path.read_text(encoding="utf-8")
+    reviewed = json.loads(text)["reviewed"]
+    for line in missing:
+        kind, _space, code = line.partition(" ")
+        name, _at_sign, digest = code.rpartition("@")
+        if kind == "function":
+            reviewed["functions"].setdefault(name, []).append(digest)
+        else:
+            name = name.rpartition(".")[2]
+            same = [v for k, v in reviewed["validators"].items() if k.partition("@")[0] == name]
+            if not same:
+                sys.exit(f"{name}: a new validator needs a check in dstui/config/replay.py and its name here")
+            reviewed["validators"][f"{name}@{digest}"] = same[-1]
+    start, end = text.index(' "reviewed": {'), text.index(' "keys": {')
+    rows = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in reviewed.items())
+    _write(path, f'{text[:start]} "reviewed": {{\n{rows}\n }},\n{text[end:]}')
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+    print(f"wrote {path.name} ({len(text.encode())} bytes)")
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Write schemas/deepspeed-<version>.json.")
+    parser = argparse.ArgumentParser(description="Write schemas/deepspeed-<version>.json and timeline.json.")
     parser.add_argument("source", nargs="*", help="installed, a folder, a sdist or deepspeed==VERSION")
     parser.add_argument("--python", default=sys.executable, help="interpreter that has torch and pydantic")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file is stale")
+    parser.add_argument("--reviewed", action="store_true", help="the new code was read and changes nothing")
+    parser.add_argument("--before-schemas", nargs="+", metavar="TREE", help="source trees of 0.9.5-0.13.5")
     args = parser.parse_args()
-    keys = json.loads((HERE / "keys.json").read_text(encoding="utf-8"))
-    releases: list[dict[str, Any]] = []
+    keys_path, timeline_path = HERE / "keys.json", HERE / "timeline.json"
+    keys = json.loads(keys_path.read_text(encoding="utf-8"))
+    releases: dict[str, dict[str, Any]] = {}
+    for path in sorted(HERE.glob("deepspeed-*.json")):
+        release = json.loads(path.read_text(encoding="utf-8"))["x-dstui"]["release"]
+        releases[release["version"]] = release
+    asked = []
     for source in args.source:
         with tempfile.TemporaryDirectory() as scratch:
-            releases.append(ask(args.python, find_tree(source, args.python, Path(scratch))))
-    if not args.source:
-        for path in sorted(HERE.glob("deepspeed-*.json")):
-            releases.append(json.loads(path.read_text(encoding="utf-8"))["x-dstui"]["release"])
-    stale = 0
-    for release in releases:
+            release = ask(args.python, find_tree(source, args.python, Path(scratch)))
+        releases[release["version"]] = release
+        asked.append(release["version"])
+    if args.before_schemas:
+        found = dict(read_models(Path(tree)) for tree in args.before_schemas)
+        before = {"releases": sorted(found, key=_key), "models": ranges(found)}
+    else:
+        before = json.loads(timeline_path.read_text(encoding="utf-8"))["before"]
+    outcome = 0
+    schemas = []
+    for version in sorted(releases, key=_key):
+        release = releases[version]
         missing = review(release, keys["reviewed"])
+        if missing and args.reviewed and version in asked:
+            remember(missing, keys_path)
+            keys = json.loads(keys_path.read_text(encoding="utf-8"))
+            missing = review(release, keys["reviewed"])
         if missing:
             print(
-                f"DeepSpeed {release['version']}: read this code, then add it to keys.json 'reviewed':",
-                file=sys.stderr,
+                f"DeepSpeed {version}: read this code, then run this again with --reviewed:", file=sys.stderr
             )
             print("  " + "\n  ".join(missing), file=sys.stderr)
             return 1
-        path = HERE / f"deepspeed-{release['version']}.json"
-        text = render(build(release, keys))
+        schemas.append(build(release, keys))
+    files = {HERE / f"deepspeed-{s['x-dstui']['release']['version']}.json": render(s) for s in schemas}
+    files[timeline_path] = render_timeline(timeline(schemas, before, keys))
+    for path, text in files.items():
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            continue
         if args.check:
-            if not path.exists() or path.read_text(encoding="utf-8") != text:
-                print(f"{path.name} is stale: run python schemas/generate.py", file=sys.stderr)
-                stale += 1
-        elif not path.exists() or path.read_text(encoding="utf-8") != text:
-            temporary = path.with_suffix(".tmp")
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(path)
-            print(f"wrote {path.name} ({len(text)} bytes)")
-    return 1 if stale else 0
+            print(f"{path.name} is stale: run python schemas/generate.py", file=sys.stderr)
+            outcome = 1
+        else:
+            _write(path, text)
+    return outcome
 
 
 if __name__ == "__main__":

@@ -135,7 +135,7 @@ def elasticity(replay: Replay, block: dict[str, Any]) -> None:
     larger = block.get("prefer_larger_batch", True)
     world = replay.world
     if version == 0.1:
-        total, valid = _compatible(micros, largest, least, most, larger)
+        total, valid = _compatible(replay, micros, largest, least, most, larger)
         total = int(total)
     elif version == 0.2:
         total, valid = _compatible_nodes(
@@ -166,7 +166,9 @@ def elasticity(replay: Replay, block: dict[str, Any]) -> None:
     replay.elastic = dict(zip(names, (total, micro, total // (micro * world)), strict=True))
 
 
-def _compatible(micros: list[int], largest: Any, least: Any, most: Any, larger: Any) -> tuple[Any, list[Any]]:
+def _compatible(
+    replay: Replay, micros: list[int], largest: Any, least: Any, most: Any, larger: Any
+) -> tuple[Any, list[Any]]:
     """``_get_compatible_gpus_v01``: the batch size with the most usable rank counts."""
     least = least or 1
     most = most or largest // min(micros)
@@ -174,6 +176,8 @@ def _compatible(micros: list[int], largest: Any, least: Any, most: Any, larger: 
         raise ValueError("a micro batch is above max_train_batch_size")
     candidates = set()
     for base in [*micros, math.lcm(*micros)]:
+        if base > largest and replay.variants.get("elasticity.elasticity") == "within-limit":
+            continue
         if base >= largest:
             candidates.add(base)
         else:
@@ -213,7 +217,7 @@ def _compatible_nodes(
         )
     per_node_dp = per_node // model_parallel
     total, nodes = _compatible(
-        micros, int(largest / per_node_dp), int(least / per_node), int(most / per_node), larger
+        replay, micros, int(largest / per_node_dp), int(least / per_node), int(most / per_node), larger
     )
     total = int(total) * per_node_dp
     valid = [n * per_node_dp for n in nodes]

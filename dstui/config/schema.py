@@ -1,7 +1,8 @@
 """The JSON Schemas of ds_config.json, one generated file per DeepSpeed release (``schemas/generate.py``).
 
-A release without a file is not known: nothing here answers for a neighbour. ``load`` reads the file of
-one release; ``Schema.keys`` adds the texts and ranges of ``schemas/keys.json``; ``validate`` runs the
+A release without a file is not known: nothing here answers for a neighbour. ``history`` and ``defaults``
+answer from ``schemas/timeline.json`` for all releases from 0.9.5 on. ``load`` reads the file of one
+release; ``Schema.keys`` adds the texts and ranges of ``schemas/keys.json``; ``validate`` runs the
 ``jsonschema`` package (imported on first use: it costs more than the rest of ``check``).
 """
 
@@ -170,6 +171,52 @@ def load(release: str) -> Schema:
         )
     text = (_folder() / f"deepspeed-{name}.json").read_text(encoding="utf-8")
     return Schema(name, json.loads(text))
+
+
+# -- every release, those without a schema too ---------------------------------------------------
+
+
+@lru_cache(maxsize=1)
+def _timeline() -> dict[str, Any]:
+    data: dict[str, Any] = json.loads((_folder() / "timeline.json").read_text(encoding="utf-8"))
+    return data
+
+
+def all_releases() -> tuple[str, ...]:
+    """Every release whose keys and defaults are known, 0.9.5 on, oldest first; see ``releases``."""
+    return tuple(_timeline()["releases"])
+
+
+def history(pointer: str) -> tuple[tuple[str, str, Any], ...]:
+    """(first release, last release, default) of the key at ``pointer``, oldest first; () = never read.
+
+    Blocks are no keys here. One small file is read, no schema. A default that depends on other keys is None.
+    """
+    return tuple((first, last, default) for first, last, default in _timeline()["keys"].get(pointer, ()))
+
+
+def refused_from(pointer: str) -> str | None:
+    """The release from which the mere presence of this key is refused; None = none does."""
+    found: str | None = _timeline()["refused"].get(pointer)
+    return found
+
+
+def defaults(release: str) -> Mapping[str, Any]:
+    """Pointer -> default of every key that ``release`` (one of ``all_releases``) reads. Raises DstuiError."""
+    name = release.split("+")[0]
+    order = {r: i for i, r in enumerate(all_releases())}
+    if name not in order:
+        raise DstuiError(
+            _("the keys of DeepSpeed {release} are not known").format(release=release),
+            _("known releases: {releases}").format(releases=", ".join(order)),
+        )
+    at = order[name]
+    return {
+        pointer: default
+        for pointer, rows in _timeline()["keys"].items()
+        for first, last, default in rows
+        if order[first] <= at <= order[last]
+    }
 
 
 @lru_cache(maxsize=1)

@@ -272,10 +272,9 @@ def _defaults(pointer: str, entry: Mapping[str, Any], since: str | None) -> tupl
     if isinstance(entry.get("defaults"), list):
         return tuple((str(first), value) for first, _last, value in entry["defaults"])
     out: list[tuple[str, Any]] = []
-    for release in schemas.releases():
-        key = schemas.load(release).keys.get(pointer)
-        if key is not None and key.has_default and (not out or out[-1][1] != key.default):
-            out.append((release if out else since or release, key.default))
+    for first, _last, value in schemas.history(pointer):
+        if not out or out[-1][1] != value:
+            out.append((first if out else since or first, value))
     return tuple(out)
 
 

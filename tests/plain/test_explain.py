@@ -66,8 +66,8 @@ def test_did_you_mean(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean gradient_clipping?" in text
 
 
-def test_every_key_of_every_schema_has_a_page() -> None:
-    for release in schema.releases():
+def test_every_key_of_each_minor_release_has_a_page() -> None:
+    for release in {r.rpartition(".")[0]: r for r in schema.releases()}.values():  # the newest of each minor
         for path in keypages.all_paths(release):
             page = keypages.page(path, release)
             assert page.source.startswith("deepspeed/")

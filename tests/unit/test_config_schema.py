@@ -198,3 +198,100 @@ def test_nothing_heavy_is_imported_until_needed() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.strip() == "clean", done.stderr
+
+
+def test_every_release_from_0_14_0_on_has_a_schema_and_all_are_small() -> None:
+    assert len(schema.releases()) >= 47 and schema.releases()[0] == "0.14.0"
+    assert schema.all_releases()[: -len(schema.releases())] == (
+        "0.9.5", "0.10.0", "0.10.1", "0.10.2", "0.10.3", "0.11.0", "0.11.1", "0.11.2", "0.12.0", "0.12.1", "0.12.2",
+        "0.12.3", "0.12.4", "0.12.5", "0.12.6", "0.13.0", "0.13.1", "0.13.2", "0.13.3", "0.13.4", "0.13.5",
+    )  # fmt: skip
+    folder = Path(schema.__file__).parents[2] / "schemas"
+    assert sum(p.stat().st_size for p in folder.glob("*.json")) <= 3_000_000
+
+
+def test_every_schema_is_one() -> None:
+    from jsonschema import Draft202012Validator
+
+    for release in schema.releases():
+        Draft202012Validator.check_schema(schema.load(release).json_schema)
+
+
+def test_the_history_of_a_key() -> None:
+    assert schema.history("/gradient_clipping") == (
+        ("0.9.5", "0.19.2", 0.0),
+        ("0.19.3", schema.newest(), 1.0),
+    )
+    pinned = schema.history("/zero_optimization/offload_optimizer/pin_memory")
+    assert [(first, default) for first, _last, default in pinned] == [("0.9.5", False), ("0.19.5", True)]
+    assert schema.history("/aio/thread_count") == (("0.9.5", "0.16.3", 1),)
+    assert schema.history("/compile/enabled") == (("0.13.2", "0.14.3", False),)
+    assert schema.history("/nonsense") == ()
+    assert schema.refused_from("/zero_optimization/mics_shard_size") == "0.19.7"
+    assert schema.refused_from("/gradient_clipping") is None
+
+
+def test_keys_and_defaults_of_a_release_without_a_schema() -> None:
+    old = schema.defaults("0.10.3")
+    assert old["/zero_optimization/stage3_prefetch_bucket_size"] == 50_000_000
+    assert old["/zero_optimization/offload_param/buffer_count"] == 5
+    assert old["/weight_quantization/enabled"] is True
+    assert "/weight_quantization/enabled" not in schema.defaults("0.10.2")
+    assert "/timers/throughput/enabled" not in old
+    assert schema.defaults("0.19.8+cu128")["/gradient_clipping"] == 1.0
+    with pytest.raises(DstuiError):
+        schema.defaults("0.9.4")
+
+
+def test_the_history_says_what_the_sources_say(shared: Path) -> None:
+    """Made apart from the generator: ranges and defaults of every key in 68 releases."""
+    facts = json.loads((shared / "facts" / "deepspeed-keys.json").read_text(encoding="utf-8"))
+    order = {v: i for i, v in enumerate(facts["versions"])}
+    compared = 0
+    for key in facts["keys"]:
+        pointer = "/" + key["path"].replace(".", "/")
+        rows = schema.history(pointer)
+        if not rows:  # a block; or a name that is an alias here
+            continue
+        found = {v: d for first, last, d in rows for v in facts["versions"][order[first] : order[last] + 1]}
+        since, until = key["since"].lstrip("<="), key["until"] or facts["versions"][-1]
+        assert set(found) == set(facts["versions"][order[since] : order[until] + 1]), pointer
+        for row in key["defaults"] or ():
+            for version in facts["versions"][order[row["from"]] : order[row["to"]] + 1]:
+                if version in found and not str(row["value"]).startswith("<factory>"):
+                    assert found[version] == row["value"], (pointer, version)
+                    compared += 1
+    assert compared > 10_000
+
+
+@pytest.mark.parametrize(
+    ("release", "data", "verdict"),
+    [
+        # pydantic 1 cuts fractions and wants no quotes around a stage; pydantic 2 the other way round
+        ("0.14.5", {"zero_optimization": {"stage": 1, "reduce_bucket_size": 1.5}}, True),
+        ("0.15.0", {"zero_optimization": {"stage": 1, "reduce_bucket_size": 1.5}}, False),
+        ("0.14.5", {"zero_optimization": {"stage": "2"}}, False),
+        ("0.15.0", {"zero_optimization": {"stage": "2"}}, True),
+        ("0.14.5", {"zero_optimization": {"offload_param": []}}, True),
+        ("0.15.0", {"zero_optimization": {"offload_param": []}}, False),
+        ("0.14.5", {"csv_monitor": {"job_name": 7}}, True),
+        ("0.14.0", {"communication_data_type": "bfp16"}, True),
+        ("0.14.1", {"communication_data_type": "bfp16"}, False),
+        ("0.14.3", {"compile": {"odd": 1}}, False),
+        ("0.16.5", {"compile": {"odd": 1}}, True),
+        ("0.16.6", {"compile": {"odd": 1}}, False),
+        ("0.17.0", {"fp16": {"enabled": True, "odd": 1}}, True),
+        ("0.17.1", {"fp16": {"enabled": True, "odd": 1}}, False),
+        ("0.14.5", {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}}, True),
+        ("0.15.0", {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}}, False),
+        ("0.18.2", {"zero_optimization": {"stage": 1}, "fp16": {"enabled": True, "fp16_master_weights_and_grads": True}}, False),
+        ("0.18.3", {"zero_optimization": {"stage": 1}, "fp16": {"enabled": True, "fp16_master_weights_and_grads": True}}, True),
+    ],
+)  # fmt: skip
+def test_strictness_by_release(release: str, data: dict[str, Any], verdict: bool) -> None:
+    from dstui.config.resolve import resolve
+
+    config = {"train_batch_size": 8, **data}
+    assert resolve(config, release=release, world_size=1).accepted is verdict
+    if verdict:  # the schema never refuses what the release accepts
+        assert schema.validate(config, release) == []
