@@ -36,7 +36,9 @@ VERBS: dict[str, Verb] = {
     "logs": Verb("dstui.plain.logs", N_("the output of a run")),
     "stop": Verb("dstui.plain.stop", N_("end a run and all its ranks")),
     "rm": Verb("dstui.plain.rm", N_("forget an ended run")),
+    "report": Verb("dstui.plain.bundle", N_("pack a run into one file, without secrets")),
     "diagnose": Verb("dstui.plain.diagnose", N_("why a run failed")),
+    "compare": Verb("dstui.plain.compare", N_("runs side by side: config, speed, memory, price")),
     "demo": Verb("dstui.plain.demo", N_("train the bundled tiny GPT on this machine")),
     "where": Verb("dstui.plain.where", N_("the paths that dstui uses")),
 }
