@@ -19,10 +19,16 @@ def hf_trainer_script() -> Path:
 
 
 def demo_config(
-    *, stage: int = 3, offload: str = "none", steps: int = 60, precision: str = "fp32"
+    *,
+    stage: int = 3,
+    offload: str = "none",
+    steps: int = 60,
+    precision: str = "fp32",
+    torch_adam: bool = False,
 ) -> dict[str, Any]:
     """A config for the tiny GPT. ``offload``: one of OFFLOADS; ``precision``: ``fp32``, ``bf16`` or ``fp16``.
 
+    ``torch_adam``: PyTorch's optimizer; DeepSpeed's own is an op that a CPU compiles for a minute.
     The micro batch and the learning rate are such that the loss falls within some thirty steps.
     """
     zero: dict[str, Any] = {"stage": stage}
@@ -46,6 +52,8 @@ def demo_config(
         },
         "zero_optimization": zero,
     }
+    if torch_adam:
+        config["optimizer"]["params"]["torch_adam"] = True
     if precision != "fp32":
         config[precision] = {"enabled": True}
     return config

@@ -75,7 +75,13 @@ def demo_spec(args: argparse.Namespace, facts: Facts) -> RunSpec:
         raise DstuiError(_("--ranks {n}: at least 1").format(n=args.ranks))
     devices, ranks = choose_devices(args.ranks, facts)
     precision = choose_precision(facts)
-    config = demo_config(stage=args.stage, offload=args.offload, steps=args.steps, precision=precision)
+    config = demo_config(
+        stage=args.stage,
+        offload=args.offload,
+        steps=args.steps,
+        precision=precision,
+        torch_adam=devices is None and args.offload == "none",
+    )
     return RunSpec(
         script=str(tiny_gpt_script()),
         args=("--deepspeed", "--deepspeed_config", "{config}", "--steps", str(args.steps)),

@@ -224,6 +224,10 @@ class _Dialogue:
             view = self.session.field(view.id)
             if not view.error:
                 return ""
+            if answer:  # the brackets hold what Enter takes: never the answer that was just refused
+                self.say(_("  {label}: {error}").format(label=view.label, error=view.error))
+                self.session.unset(view.id)
+                view = self.session.field(view.id)
 
     def _options(self, view: FieldView) -> None:
         for i, o in enumerate(view.options, 1):

@@ -136,6 +136,13 @@ def test_a_wrong_answer_is_asked_again_with_its_reason(tmp_path: Path) -> None:
     assert session.field("ranks").value == 3
 
 
+def test_enter_never_takes_an_answer_that_was_refused(tmp_path: Path) -> None:
+    session = Session(machine("cpu"), cwd=tmp_path)
+    said = dialogue(session, "zzz\n\nmany\n\nrest\n")
+    assert said.count("Plan for [this]:") == 2 and "Plan for [zzz]" not in said and "[many]" not in said
+    assert (session.field("machine").value, session.field("ranks").value) == ("this", 2)
+
+
 def test_options_can_be_chosen_by_number_and_explained(tmp_path: Path) -> None:
     session = Session(machine("8x80"), cwd=tmp_path)
     for field in FIELDS:

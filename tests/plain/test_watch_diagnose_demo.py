@@ -173,6 +173,9 @@ def test_demo_builds_the_run() -> None:
     assert "bf16" not in spec.config and "fp16" not in spec.config
     assert spec.args[-1] == "7"
     assert Path(spec.script).is_file()
+    assert "torch_adam" not in spec.config["optimizer"]["params"]  # offload is there to show CPU Adam
+    spec = parse("--ranks", "2")
+    assert spec.config is not None and spec.config["optimizer"]["params"]["torch_adam"] is True
 
 
 def test_demo_is_predicted_like_any_run() -> None:
