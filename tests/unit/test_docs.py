@@ -164,6 +164,7 @@ def test_every_json_field_is_named(page: Path) -> None:
     from dstui.estimate.result import Change, Estimate, GpuFit, HostFit
     from dstui.facts import model
     from dstui.rules.diagnostic import FileReport, Finding
+    from dstui.runs.compare import Figures
     from dstui.runs.view import Snapshot
 
     text = page.read_text(encoding="utf-8")
@@ -171,7 +172,7 @@ def test_every_json_field_is_named(page: Path) -> None:
     shapes = [
         *(model.Facts, model.Gpu, model.GpuProcess, model.Host, model.Cgroup, model.Storage),
         *(model.Toolchain, model.Interpreter, model.Scheduler),
-        *(Estimate, GpuFit, HostFit, Change, Finding, FileReport, Snapshot),
+        *(Estimate, GpuFit, HostFit, Change, Finding, FileReport, Snapshot, Figures),
     ]
     left_out = {"losses", "lrs", "step_times", "utilisation", "log"}  # watch --json leaves these out
     for shape in shapes:
