@@ -311,6 +311,13 @@ _ALL = (
         N_("the lines just before it name the library; rebuild ops (delete ~/.cache/torch_extensions)"),
     ),
     Cause(
+        "DR713", "no-local-rank-option", None,
+        N_("the script does not know the option --local_rank"),
+        N_("`error: unrecognized arguments: --local_rank=0`, return code 2 of every rank"),
+        N_("DeepSpeed's launcher appends --local_rank=N to the arguments of the script; torchrun only sets LOCAL_RANK"),
+        N_('add parser.add_argument("--local_rank", type=int, default=-1), or start it with --launcher torchrun'),
+    ),
+    Cause(
         "DR720", "stopped-by-person", None,
         N_("somebody stopped the run"),
         N_("a stop request, Ctrl-C or SIGTERM to the launcher"),

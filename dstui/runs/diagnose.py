@@ -1147,6 +1147,9 @@ def _launcher(case: _Case) -> Iterator[_Finding]:
         )
 
 
+_LOCAL_RANK = 'parser.add_argument("--local_rank", type=int, default=-1)'
+
+
 def _plain_exit(case: _Case) -> Iterator[_Finding]:
     """A code without any traceback."""
     code = case.rank_code
@@ -1156,6 +1159,17 @@ def _plain_exit(case: _Case) -> Iterator[_Finding]:
     for line in reversed(case.tail[-200:]):
         if re.search(r"^usage: |: error: ", line.text):
             evidence.insert(0, case.line(line.offset, line.text))
+            if re.search(r"unrecognized arguments:.*--local[-_]rank", line.text):
+                yield _Finding(
+                    Named("DR713", _recorded(case, agrees=True), line.text.strip()),
+                    tuple(evidence),
+                    (
+                        Repair(_("in the script: {line}").format(line=_LOCAL_RANK)),
+                        Repair(_("or leave the option out: {option}").format(option="--launcher torchrun")),
+                    ),
+                    weight=76,
+                )
+                return
             break
     yield _Finding(
         Named("DR711", _recorded(case, agrees=True), _("return code {code}").format(code=code)),

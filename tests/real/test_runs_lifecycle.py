@@ -17,7 +17,7 @@ import pytest
 
 from dstui.facts.detect import detect
 from dstui.facts.model import Facts
-from dstui.runs import store
+from dstui.runs import shm, store
 from dstui.runs.control import orphans, stop
 from dstui.runs.processes import Process, alive, descendants, marked, send
 from dstui.runs.spec import RunSpec
@@ -105,6 +105,7 @@ def nothing_left(run: RunDir) -> None:
     assert marked(run.id) == []
 
 
+@pytest.mark.slow
 def test_finishes(started: Callable[..., RunDir]) -> None:
     run = started(steps=4)
     last = ended(run, 300)
@@ -124,6 +125,15 @@ def test_killed_rank_is_named(started: Callable[..., RunDir]) -> None:
     assert (last["outcome"], last["code"], last["rank_code"], last["first_rank"]) == ("failed", 247, -9, 1)
     assert last["signal"] == "SIGKILL"
     nothing_left(run)
+    # 66 MiB a rank of shared memory, which DeepSpeed leaves behind
+    port = run.manifest["master_port"]
+    assert [p for p in shm.FOLDER.glob("deepspeed_allreduce_buffer_*") if f"_{port}_" in p.name] == []
+    freed = [
+        x
+        for x in map(json.loads, run.events_path.read_text().splitlines())
+        if x["event"] == "shared_memory_freed"
+    ]
+    assert [x["files"] for x in freed] == [2]
 
 
 def test_terminal_dies_and_sighup_to_everything(
@@ -170,6 +180,7 @@ def test_terminal_dies_and_sighup_to_everything(
         stop(run, now=True)
 
 
+@pytest.mark.slow
 def test_killed_launch_does_not_read_as_success(started: Callable[..., RunDir]) -> None:
     """DeepSpeed's runner exits 0 when its `launch` is killed by SIGKILL."""
     run = started()
@@ -192,6 +203,7 @@ def _cmdline(pid: int) -> bytes:
     return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
+@pytest.mark.slow
 def test_runner_alone_terminated(started: Callable[..., RunDir]) -> None:
     """SIGTERM to DeepSpeed's runner alone leaves launch and ranks behind: they are ended, it failed."""
     run = started()
@@ -205,7 +217,7 @@ def test_runner_alone_terminated(started: Callable[..., RunDir]) -> None:
     nothing_left(run)
 
 
-def test_killed_supervisor_is_lost_and_ranks_live_on(started: Callable[..., RunDir]) -> None:
+def test_killed_supervisor_is_lost_then_adopted(started: Callable[..., RunDir]) -> None:
     run = started()
     ranks = training(run)
     supervisor = run.process("supervisor")
@@ -216,16 +228,40 @@ def test_killed_supervisor_is_lost_and_ranks_live_on(started: Callable[..., RunD
     wait_for(lambda: run.out_log.stat().st_size > size + 200, 20, "the ranks go on", run)
     assert all(alive(p) for p in ranks.values())
     assert set(ranks.values()) <= set(orphans(run))
-    removed = subprocess.run(
-        [sys.executable, "-m", "dstui", "rm", run.id], capture_output=True, text=True, check=False
-    )
+    removed = _dstui("rm", run.id)
     assert removed.returncode == 2 and "alive" in removed.stderr and run.path.exists()
+    listed = json.loads(_dstui("runs", "--json").stdout)["runs"][0]
+    assert listed["state"] == "running"  # this call took it over
+    sizes = _samples(run)
+    goes_on(run)
+    wait_for(lambda: _samples(run) > sizes + 2, 20, "samples go on", run)
+    assert set((run.heartbeat or {})["ranks"].values()) == {p.pid for p in ranks.values()}
+    adopter = run.process("supervisor")
+    assert adopter is not None and adopter != supervisor
+    send(adopter, signal.SIGKILL)  # and a lost run can also be ended without one
+    wait_for(lambda: store.state(run) == "lost", 10, "lost again", run)
     result = stop(run)
     assert result.ended and result.state == "lost" and set(result.killed) >= {p.pid for p in ranks.values()}
-    assert run.exit is None  # nobody saw how it ended: no code is invented
+    assert run.exit is None
     nothing_left(run)
+    _dstui("runs")  # writes the end that nobody saw
+    last = ended(run)
+    assert (last["outcome"], last["code"]) == ("lost", None)  # no code is invented
+    port = run.manifest["master_port"]
+    assert [p for p in shm.FOLDER.glob("deepspeed_allreduce_buffer_*") if f"_{port}_" in p.name] == []
 
 
+def _dstui(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dstui", *words], capture_output=True, text=True, check=False
+    )
+
+
+def _samples(run: RunDir) -> int:
+    return len((run.samples_dir / "1s.jsonl").read_text().splitlines())
+
+
+@pytest.mark.slow
 def test_torchrun_survives_sighup_and_names_the_killed_rank(started: Callable[..., RunDir]) -> None:
     run = started(launcher="torchrun")
     ranks = training(run)
