@@ -25,6 +25,7 @@ VERBS: dict[str, Verb] = {
     "detect": Verb("dstui.plain.detect", N_("the facts of this machine")),
     "check": Verb("dstui.plain.check", N_("what a DeepSpeed release does with a config")),
     "explain": Verb("dstui.plain.explain", N_("the page of a rule, a run cause or a config key")),
+    "versions": Verb("dstui.plain.versions", N_("what a file does differently in another DeepSpeed release")),
     "schema": Verb("dstui.plain.schema", N_("the JSON Schema of ds_config.json, for editors")),
     "estimate": Verb("dstui.plain.estimate", N_("will it fit, on the GPU and in host RAM")),
     "preset": Verb("dstui.plain.preset", N_("list, show, edit and copy presets")),
@@ -102,14 +103,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         what = os.strerror(e.errno) if e.errno else str(e)
         where = f"{os.fsdecode(e.filename)}: " if isinstance(e.filename, str | bytes) else ""
         hint = None
-        if e.errno in (errno.ENOSPC, errno.EDQUOT):
+        if e.errno == errno.ENOENT and not where and not _has_cwd():
+            what, hint = _("the working directory was deleted"), _("change to one that exists")
+        elif e.errno in (errno.ENOSPC, errno.EDQUOT):
             hint = _("free some space; `dstui where` tells what dstui writes where")
+        elif e.errno in (errno.EACCES, errno.EPERM):
+            hint = _("check the permissions, or move dstui's folders: `dstui where`")
         return _say(DstuiError(where + what, hint))
     except Exception:  # a fault of ours: never the exit code that judges the user's file
         import traceback
 
         traceback.print_exc()
         return _say(DstuiError(_("dstui itself failed"), _("please report it with the lines above")))
+
+
+def _has_cwd() -> bool:
+    try:
+        os.getcwd()  # noqa: PTH109 - pathlib would cost the import
+    except OSError:
+        return False
+    return True
 
 
 def _say(e: DstuiError) -> int:

@@ -56,8 +56,13 @@ def run(args: argparse.Namespace) -> int:
         notes = []
         if variable and os.environ.get(variable):
             notes.append(_("moved by {variable}").format(variable=variable))
-        if not path.is_dir():
-            notes.append(_("not made yet"))
+        try:
+            there = path.is_dir()
+        except PermissionError:
+            notes.append(_("not readable"))
+        else:
+            if not there:
+                notes.append(_("not made yet"))
         print(f"{pad(titles[key], 16)}{path}" + (f"  ({', '.join(notes)})" if notes else ""))
     print()
     print(_("Move them with {names}.").format(names=", ".join(sorted(set(_MOVED_BY.values())))))

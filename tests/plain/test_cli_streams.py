@@ -12,6 +12,7 @@ import pytest
 from dstui import cli
 from dstui.errors import Exit
 
+REPO = Path(__file__).parent.parent.parent
 GOOD = '{"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0}'
 
 
@@ -65,6 +66,13 @@ def test_an_ascii_stdout_takes_chinese_and_any_file_name(tmp_path: Path) -> None
     os.rename(bytes(tmp_path / "ds.json"), bytes(tmp_path) + b"/\xff.json")  # noqa: PTH104
     done = shell("dstui check *.json; dstui check --json *.json", tmp_path)
     assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("line", ["init --yes", "demo --detach", "run -- x.py"])
+def test_a_working_directory_that_is_gone(line: str, tmp_path: Path) -> None:
+    done = shell(f"mkdir d && cd d && rmdir ../d && dstui {line}", tmp_path, PYTHONPATH=str(REPO))
+    assert done.returncode == Exit.CANNOT
+    assert b"working directory was deleted" in done.stderr and b"Traceback" not in done.stderr
 
 
 def test_a_fault_of_dstui_is_no_verdict(

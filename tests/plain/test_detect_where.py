@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dstui import cli, i18n
+from dstui import cli, i18n, paths
 from dstui.facts.describe import load_facts
 from dstui.facts.model import (
     UNLIMITED,
@@ -201,3 +201,15 @@ def test_no_heavy_import() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert out.returncode == 0, out.stderr
+
+
+def test_where_names_a_folder_that_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(path: Path, **_more: object) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(paths, "data_dir", lambda name: Path(name))
+    monkeypatch.setattr(Path, "is_dir", refused)
+    assert cli.main(["where"]) == 0
+    assert "not readable" in capsys.readouterr().out
