@@ -63,6 +63,10 @@ RESERVE = 16 << 10
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _FALLOC_FL_PUNCH_HOLE, _FALLOC_FL_KEEP_SIZE = 2, 1  # linux/falloc.h
 _LOG_HEAD = 4 << 20
+_AHEAD, _METRIC_AHEAD = 1 << 20, 128 << 10
+"""Blocks reserved behind the end of ``out.log`` and of each csv file: the ranks write these files themselves, and a
+``print`` that meets a full disk would end the training."""
+_EMERGENCY_HEAD, _EMERGENCY_TAIL = 64 << 10, 256 << 10
 
 
 @dataclass
@@ -149,6 +153,8 @@ class LogKeeper:
         """Bytes of the deleted file that are in the new one; None while nobody deleted it."""
         self.punched = _LOG_HEAD
         self.can_punch = True
+        self.ahead: dict[Path, int] = {}
+        """Up to where blocks are reserved in each file; -1 where the file system cannot."""
 
     @staticmethod
     def _identity(s: os.stat_result) -> tuple[int, int]:
@@ -173,16 +179,60 @@ class LogKeeper:
             return {"event": "log_trimmed", "dropped_until": self.punched}
         return None
 
+    def reserve(self) -> dict[str, Any] | None:
+        """Keep blocks ready for what the ranks write next; on a full disk the log's own middle gives them."""
+        event = None
+        for path in self.run.metrics_dir.glob("*/*.csv"):
+            self._reserve(path, _METRIC_AHEAD)
+        if not self._reserve(self.run.out_log, _AHEAD) and self.can_punch:
+            size = os.fstat(self.fd).st_size
+            start, end = _EMERGENCY_HEAD, (size - _EMERGENCY_TAIL) // 4096 * 4096
+            if end - start > _EMERGENCY_TAIL and self._fallocate(
+                self.fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, start, end - start
+            ):
+                self.punched = max(self.punched, end)
+                event = {"event": "log_trimmed", "dropped_until": end}
+                self._reserve(self.run.out_log, _AHEAD)
+        return event
+
+    def _reserve(self, path: Path, ahead: int) -> bool:
+        """False: the disk is full and less than half of the reserve is left."""
+        known = self.ahead.get(path, 0)
+        if known < 0:
+            return True
+        try:
+            fd = self.fd if path == self.run.out_log else os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        except OSError:
+            return True
+        try:
+            size = os.fstat(fd).st_size
+            if known - size > ahead // 2:
+                return True
+            if self._fallocate(fd, _FALLOC_FL_KEEP_SIZE, size, ahead):
+                self.ahead[path] = size + ahead
+                return True
+            if ctypes.get_errno() not in (errno.ENOSPC, errno.EDQUOT):
+                self.ahead[path] = -1
+                return True
+            return False
+        finally:
+            if fd != self.fd:
+                os.close(fd)
+
+    @staticmethod
+    def _fallocate(fd: int, mode: int, offset: int, length: int) -> bool:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+        return bool(libc.fallocate(fd, mode, offset, length) == 0)
+
     def _drop_middle(self, size: int, keep: int) -> bool:
         if not self.can_punch:
             return False
         end = (size - keep) // 4096 * 4096
         if end <= self.punched:
             return False
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
         mode = _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE
-        if libc.fallocate(self.fd, mode, self.punched, end - self.punched) != 0:
+        if not self._fallocate(self.fd, mode, self.punched, end - self.punched):
             self.can_punch = False  # some network file systems; then the log is only watched
             return False
         self.punched = end
@@ -513,10 +563,10 @@ class Supervisor:
             self.beat(now)
             self.look_at_disk()
         try:
-            event = self.log.tick()
+            events = [self.log.tick(), self.log.reserve()]
         except OSError as e:
-            event = {"event": "log_trouble", "cause": str(e)}
-        if event:
+            events = [{"event": "log_trouble", "cause": str(e)}]
+        for event in filter(None, events):
             self.event(event.pop("event"), **event)
 
     def look_at_disk(self) -> None:

@@ -433,3 +433,84 @@ def test_runs_of_another_host_are_not_adopted(begin: Callable[..., RunDir]) -> N
     assert adopt_lost() == []
     store.write_json(run.manifest_path, manifest)
     stop(run, now=True)
+
+
+PRINTS = """
+import sys, time
+n = 0
+while True:
+    n += 1
+    print("step", n, "x" * 1000, flush=True)
+    with open("steps", "w") as f:
+        f.write(str(n))
+    time.sleep(0.005)
+"""
+
+
+def test_training_goes_on_when_the_state_disk_is_full(tmp_path: Path) -> None:
+    """A disk of 70 MB of its own (root, mounts) that fills up under a script that dies if it cannot print."""
+    if (
+        os.geteuid() != 0
+        or subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode
+    ):
+        pytest.skip("needs root and mount namespaces")
+    state = tmp_path / "state"
+    state.mkdir()
+    (tmp_path / "train.py").write_text(PRINTS)
+    (tmp_path / "driver.py").write_text(
+        f"""
+import json, os, sys, time
+from pathlib import Path
+from dstui.facts.model import Facts, Interpreter
+from dstui.runs.control import stop
+from dstui.runs.spec import RunSpec
+from dstui.runs.start import start
+
+facts = Facts(gpus=(), interpreters=(Interpreter(sys.executable, "option", "3.11.0"),))
+run = start(RunSpec("train.py", launcher="python", cwd={str(tmp_path)!r}), facts, preflight=False)
+time.sleep(3)
+with open({str(state)!r} + "/hog", "wb", buffering=0) as hog:
+    try:
+        while True:
+            hog.write(b"x" * (1 << 20))
+    except OSError:
+        pass
+    try:
+        while True:
+            hog.write(b"x")
+    except OSError:
+        pass
+full = int(Path("steps").read_text())
+time.sleep(15)
+went_on = int(Path("steps").read_text()) - full
+free = os.statvfs({str(state)!r}).f_bavail
+size = run.out_log.stat().st_size
+done = stop(run)
+print(json.dumps(dict(went_on=went_on, free=free, size=size, state=done.state, exit=run.exit and run.exit["outcome"],
+                      tail=run.out_log.read_bytes()[-300:].decode(errors="replace"))))
+"""
+    )
+    mount = f"mount -t tmpfs -o size=70m none {state} && exec {sys.executable} driver.py"
+    env = {**os.environ, "DSTUI_STATE_HOME": str(state), "PYTHONPATH": str(Path(store.__file__).parents[2])}
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", mount],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    answer = json.loads(done.stdout.splitlines()[-1]) if done.stdout else done.stderr
+    assert answer["went_on"] > 500, answer  # it did not die of a print
+    assert answer["state"] == answer["exit"] == "stopped"  # and the last word was written
+
+
+def test_a_state_home_that_cannot_be_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("DSTUI_STATE_HOME", str(blocked))
+    with pytest.raises(DstuiError) as e:
+        start(RunSpec("train.py", launcher="python", cwd=str(tmp_path)), FACTS, preflight=False)
+    assert "DSTUI_STATE_HOME" in (e.value.hint or "")
