@@ -497,12 +497,14 @@ class Session:
             yield _("this plan is for another machine: write the config and start it there")
             return
         it = s.interpreter
-        if it is None:
-            yield _("no Python with deepspeed was found")
-        elif it.version is not None and not it.can_train:
-            yield _("{path} cannot train: {why}").format(
-                path=it.path, why=it.problem or _("no deepspeed or no torch")
-            )
+        if it is None or (it.version is not None and not it.can_train):
+            from dstui.facts.advice import install_advice
+
+            advice = install_advice(facts, it)
+            if advice is None:
+                yield _("no Python with deepspeed was found")
+            else:
+                yield advice.reason + "; " + _("install: {c}").format(c=advice.command)
 
     def _estimate(self, config: Mapping[str, Any]) -> Estimate | None:
         s = self._state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -104,6 +105,15 @@ def test_a_login_node_is_never_planned_for_its_cpu() -> None:
     session.describe_machine("8x80GiB", 2, "512GiB")
     assert session.report().world_size == 16 and not session.report().blockers
     assert "another machine" in session.report().launch_blockers[0]
+
+
+def test_a_python_that_cannot_train_is_named_with_the_install_command() -> None:
+    facts = machine("cpu")
+    bare = dataclasses.replace(facts.interpreters[0], packages={"torch": "2.13.0+cpu", "deepspeed": None})
+    said = Session(dataclasses.replace(facts, interpreters=(bare,))).report().launch_blockers[0]
+    assert "has no deepspeed" in said and "-m pip install deepspeed" in said
+    said = Session(dataclasses.replace(facts, interpreters=())).report().launch_blockers[0]
+    assert "pip install" in said
 
 
 def test_detection_that_arrives_late_keeps_what_was_typed() -> None:
