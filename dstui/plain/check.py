@@ -17,6 +17,7 @@ from dstui.errors import DstuiError, Exit
 from dstui.i18n import _
 from dstui.rules import engine as checking
 from dstui.rules.diagnostic import FileReport, Severity
+from dstui.rules.subject import Model
 
 if TYPE_CHECKING:
     from dstui.facts.model import Facts
@@ -52,6 +53,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--fix", action="store_true", help=_("apply the safe fixes; keeps a backup"))
     parser.add_argument("--live", action="store_true", help=_("also ask the installed DeepSpeed itself"))
+    parser.add_argument(
+        "--model", metavar="M", help=_("the model, as for dstui estimate: host RAM is judged too")
+    )
     parser.add_argument("--max-size", metavar="SIZE", help=_("largest file to read (default: 1MB)"))
 
 
@@ -102,6 +106,7 @@ def _options(args: argparse.Namespace) -> checking.Options:
             facts=facts,
             world_size=args.world_size,
             args=read_args(args.args) if args.args else None,
+            model=model_of(args.model) if args.model else None,
             local=facts is None or facts.host.hostname == os.uname().nodename,
         ),
         select=_codes(args.select),
@@ -114,6 +119,13 @@ def _facts(path: str) -> Facts:
     from dstui.facts.describe import load_facts
 
     return load_facts(path)
+
+
+def model_of(spec: str) -> Model:
+    """The model that ``--model`` names, in the numbers that the rules ask for. Raises DstuiError."""
+    from dstui.estimate.model import load_model
+
+    return Model(params=load_model(spec).params)
 
 
 def _codes(text: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from dstui.i18n import _
 from dstui.plain.check import release_of
 from dstui.plain.columns import pad, width, wrap
 from dstui.rules import keypages
-from dstui.rules.registry import Rule, all_rules, find
+from dstui.rules.registry import Rule, all_changes, all_rules, find
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -82,7 +82,8 @@ def _cause(word: str) -> Any:
 def _list(as_json: bool) -> None:
     from dstui.runs import causes
 
-    pages = [(p.code, p.name) for p in all_rules()] + [(c.code, c.name) for c in causes.all_causes()]
+    pages = sorted((p.code, p.name) for p in (*all_rules(), *all_changes()))
+    pages += [(c.code, c.name) for c in causes.all_causes()]
     _out(
         as_json,
         {"kind": "list", "pages": [{"code": c, "name": n} for c, n in pages]},

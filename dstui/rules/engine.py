@@ -107,6 +107,35 @@ def check_path(path: str, options: Options) -> FileReport:
     return check_document(document, context, options.select, options.ignore, options.rules)
 
 
+def make_subject(data: Mapping[str, Any], context: Context) -> Subject:
+    """What the rules look at: ``data`` as ``context.engine`` hands it to ``context.release``."""
+    world, world_from = world_size_of(data, context)
+    return Subject(
+        data,
+        release=context.release,
+        engine=context.engine,
+        world_size=world,
+        world_size_from=world_from,
+        args=context.args,
+        facts=context.facts,
+        model=context.model,
+        schema=schemas.load(context.release) if schemas.known(context.release) else None,
+        resolved=resolving.resolve(
+            data, release=context.release, world_size=world, engine=context.engine, args=context.args
+        ),
+        folder=folder_state if context.local else None,
+    )
+
+
+def not_a_config(data: Mapping[str, Any], subject: Subject) -> Hit | None:
+    """What the file is when it is no DeepSpeed training config."""
+    other = kinds.identify(kinds.top_level_keys(data))
+    rejected = subject.resolved is not None and subject.resolved.verdict == "rejected"
+    if other is None and rejected and subject.schema is not None:
+        other = _stranger(data, subject.schema)
+    return _other_kind(other) if other is not None else None
+
+
 def check_document(
     document: Document,
     context: Context,
@@ -116,34 +145,17 @@ def check_document(
 ) -> FileReport:
     """What ``context.release`` does with ``document``, and what the rules have to say. Never raises for its content."""
     data: Mapping[str, Any] = document.data
-    world, world_from = world_size_of(data, context)
-    resolved = resolving.resolve(
-        data, release=context.release, world_size=world, engine=context.engine, args=context.args
-    )
-    schema = schemas.load(context.release) if schemas.known(context.release) else None
+    subject = make_subject(data, context)
+    resolved = subject.resolved
+    assert resolved is not None
     select, ignore = tuple(select), tuple(ignore)
     rules = all_rules() if rules is None else rules
     findings: list[Finding] = []
     skipped: list[Skipped] = []
-    other = kinds.identify(kinds.top_level_keys(data))
-    if other is None and resolved.verdict == "rejected" and schema is not None:
-        other = _stranger(data, schema)
+    other = not_a_config(data, subject)
     if other is not None:
-        findings.append(_finding(_known("DS105"), _other_kind(other), document))
+        findings.append(_finding(_known("DS105"), other, document))
     else:
-        subject = Subject(
-            data,
-            release=context.release,
-            engine=context.engine,
-            world_size=world,
-            world_size_from=world_from,
-            args=context.args,
-            facts=context.facts,
-            model=context.model,
-            schema=schema,
-            resolved=resolved,
-            folder=folder_state if context.local else None,
-        )
         for rule in rules:
             if rule.holds(subject.key):
                 _apply(rule, subject, document, findings, skipped)
@@ -156,8 +168,8 @@ def check_document(
         engine=context.engine,
         deepspeed=context.release,
         deepspeed_from=context.release_from,
-        world_size=world,
-        world_size_from=world_from,
+        world_size=subject.world_size,
+        world_size_from=subject.world_size_from,
         verdict=resolved.verdict,
         batch=_whole(resolved.batch) if resolved.verdict == "accepted" else None,
         findings=tuple(sorted(keep, key=_order)),

@@ -58,7 +58,7 @@ def host_states(s: Subject, params: int) -> float:
     return size
 
 
-def _ranks_per_node(s: Subject) -> int:
+def ranks_per_node(s: Subject) -> int:
     nodes = s.facts.nodes if s.facts else 1
     return max(1, s.world_size // max(1, nodes))
 
@@ -95,7 +95,7 @@ def pin_memory_left_to_default(s: Subject) -> Iterator[Hit]:
             params = s.model.params if s.model else None
             if params:
                 blocks = pinned_blocks(s, params, s.world_size)
-                size = sum(pinned_rounded(b) for b in blocks) * _ranks_per_node(s)
+                size = sum(pinned_rounded(b) for b in blocks) * ranks_per_node(s)
                 if size:
                     effect = _("about {size} of this host's RAM get pinned").format(size=gib(size))
         else:
@@ -160,7 +160,7 @@ def _host(s: Subject, over: str) -> Iterator[Hit | Lacks]:
         yield Lacks("facts.host")
         return
     nodes = max(1, s.facts.nodes)
-    per_node = _ranks_per_node(s)
+    per_node = ranks_per_node(s)
     blocks = pinned_blocks(s, params, s.world_size)
     pinned = sum(pinned_rounded(b) for b in blocks) * per_node
     pageable = max(0.0, host_states(s, params) / nodes - sum(blocks) * per_node)

@@ -41,6 +41,27 @@ Check = Callable[["Subject"], Iterator[Union[Hit, Lacks]]]  # noqa: UP007 - eval
 
 
 @dataclass(frozen=True)
+class Shift:
+    """What one release does with a file that the release before it does not. Texts are already translated.
+
+    ``before`` and ``after`` are the two values when a default changed; ``dstui versions --pin`` writes the one the
+    file had, unless ``pinnable`` is False (the release has no such key) or ``fix`` says how.
+    """
+
+    pointer: str
+    message: str
+    effect: str = ""
+    hint: str = ""
+    before: Any = None
+    after: Any = None
+    fix: Fix | None = None
+    pinnable: bool = True
+
+
+Compare = Callable[["Subject", "Subject"], Iterator[Shift]]
+
+
+@dataclass(frozen=True)
 class Page:
     """What ``dstui explain`` shows. All texts but ``example`` and ``source`` are translated when shown."""
 
@@ -68,6 +89,10 @@ class Rule:
     needs: tuple[str, ...] = ()
     context: Mapping[str, Any] = field(default_factory=dict)
     """What the page's example needs besides the file: release, world_size, engine, facts, params."""
+    compare: Compare | None = None
+    """Set for a change between two releases: it speaks in ``dstui versions`` only, ``check`` never runs it."""
+    kind: str = ""
+    """Of a change: ``default``, ``changed``, ``fixed`` or ``new``."""
 
     @property
     def family(self) -> str:
@@ -81,6 +106,7 @@ class Rule:
 
 
 _RULES: dict[str, Rule] = {}
+_CHANGES: dict[str, Rule] = {}
 
 
 @lru_cache(maxsize=256)
@@ -110,12 +136,7 @@ def rule(
 
     Raises ValueError for a code or name used twice, or out of form.
     """
-    if not re.fullmatch(r"DS\d{3}", code):
-        raise ValueError(f"{code}: a rule's code is DS and three digits")
-    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
-        raise ValueError(f"{name}: a rule's name is kebab case")
-    if code in _RULES or any(r.name == name for r in _RULES.values()):
-        raise ValueError(f"{code} {name}: declared twice")
+    _free(code, name)
 
     def register(check: Check) -> Check:
         _RULES[code] = Rule(
@@ -125,6 +146,50 @@ def rule(
         return check
 
     return register
+
+
+def change(
+    code: str,
+    name: str,
+    kind: str,
+    since: str,
+    *,
+    what: str,
+    why: str,
+    example: str,
+    fix: str,
+    source: str,
+    context: Mapping[str, Any] | None = None,
+) -> Callable[[Compare], Compare]:
+    """Declare what ``since`` does otherwise than the release before it: ``compare(older, newer)`` says for a file.
+
+    ``example`` is a config that relies on it. Raises ValueError as ``rule`` does.
+    """
+    _free(code, name)
+
+    def register(compare: Compare) -> Compare:
+        severity = Severity.INFO if kind in ("new", "fixed") else Severity.MEANING_CHANGED
+        _CHANGES[code] = Rule(
+            code, name, severity, "always", Page(what, why, example, fix, source), _silent, since, None,
+            context=context or {}, compare=compare, kind=kind,
+        )  # fmt: skip
+        return compare
+
+    return register
+
+
+def _silent(_subject: Subject) -> Iterator[Hit | Lacks]:
+    return iter(())
+
+
+def _free(code: str, name: str) -> None:
+    if not re.fullmatch(r"DS\d{3}", code):
+        raise ValueError(f"{code}: a rule's code is DS and three digits")
+    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
+        raise ValueError(f"{name}: a rule's name is kebab case")
+    both = {**_RULES, **_CHANGES}
+    if code in both or any(r.name == name for r in both.values()):
+        raise ValueError(f"{code} {name}: declared twice")
 
 
 def _load() -> None:
@@ -147,11 +212,21 @@ def all_rules() -> tuple[Rule, ...]:
     return tuple(_RULES[c] for c in sorted(_RULES))
 
 
+def all_changes() -> tuple[Rule, ...]:
+    """Every change between two releases that ``dstui versions`` knows, by release, then code."""
+    from dstui.rules import changes  # noqa: F401 - importing it declares them
+
+    return tuple(sorted(_CHANGES.values(), key=lambda c: (version_key(c.since or ""), c.code)))
+
+
 def find(code_or_name: str) -> Rule | None:
-    """The rule with this code (any case) or name."""
+    """The rule or change with this code (any case) or name."""
     _load()
     wanted = code_or_name.strip()
-    return _RULES.get(wanted.upper()) or next((r for r in _RULES.values() if r.name == wanted.lower()), None)
+    found = _RULES.get(wanted.upper()) or next((r for r in _RULES.values() if r.name == wanted.lower()), None)
+    if found is None:
+        found = next((c for c in all_changes() if wanted.upper() == c.code or wanted.lower() == c.name), None)
+    return found
 
 
 def matches(code: str, prefixes: Iterable[str]) -> bool:

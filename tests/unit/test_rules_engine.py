@@ -212,7 +212,10 @@ def mutated(seed: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("release", schema.releases())
 def test_verdict_and_findings_never_contradict(release: str) -> None:
-    for seed in range(400):
+    """The newest release is asked about every mutation, each older one about a share of its own."""
+    releases = schema.releases()
+    share = len(releases) - 1 if release != releases[-1] else 1
+    for seed in range(releases.index(release) if share > 1 else 0, 400, share):
         data = mutated(seed)
         for engine in ("deepspeed", "hf"):
             args = {"per_device_train_batch_size": 2, "hidden_size": 64} if engine == "hf" else None
@@ -226,7 +229,7 @@ def test_verdict_and_findings_never_contradict(release: str) -> None:
 
 @pytest.mark.parametrize("release", ["0.9.5", "0.13.5", "0.20.0", "9.0.0"])
 def test_releases_without_a_schema_never_crash_a_rule(release: str) -> None:
-    for seed in range(120):
+    for seed in range(80):
         report = check(mutated(seed), release=release)
         assert report.verdict == "unknown"
         assert "DS100" not in codes(report), (seed, report.findings)

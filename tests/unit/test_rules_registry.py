@@ -11,8 +11,7 @@ from dstui.config.document import Document
 from dstui.rules import registry
 from dstui.rules.diagnostic import Severity
 from dstui.rules.engine import check_document
-from dstui.rules.registry import Rule, all_rules, find, matches, selected, version_key
-
+from dstui.rules.registry import Rule, all_changes, all_rules, find, matches, selected, version_key
 from tests.rules_tools import check_text, codes, context
 
 RULES = all_rules()
@@ -23,21 +22,21 @@ def test_there_is_a_family_for_each_hundred() -> None:
     assert len(RULES) >= 100
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.code)
+@pytest.mark.parametrize("rule", [*RULES, *all_changes()], ids=lambda r: r.code)
 def test_page_is_complete(rule: Rule) -> None:
     page = rule.page
     for text in (page.what, page.why, page.fix):
         assert text.strip().endswith((".", "?"))
         assert "  " not in text
     assert "/" in page.source
-    assert page.example or rule.code == "DS100"
+    assert page.example or rule.code in ("DS100", "DS875")
     assert find(rule.code.lower()) is rule
     assert find(rule.name) is rule
 
 
 def test_every_rule_about_deepspeed_cites_a_file_and_a_release() -> None:
-    ours = {"DS100", "DS198"}
-    for rule in RULES:
+    ours = {"DS100", "DS198", "DS875"}
+    for rule in (*RULES, *all_changes()):
         if rule.code not in ours:
             assert re.search(r"\d+\.\d+|of each release|in question|ms-swift", rule.page.source), rule.code
 
@@ -106,6 +105,22 @@ def test_codes_and_names_cannot_be_declared_twice() -> None:
         registry.rule("DS2", "a-name", Severity.INFO, "always", **fields)
     with pytest.raises(ValueError, match="kebab"):
         registry.rule("DS299", "A_Name", Severity.INFO, "always", **fields)
+
+
+def test_check_never_runs_a_change() -> None:
+    assert not {c.code for c in all_changes()} & {r.code for r in RULES}
+    with pytest.raises(ValueError, match="declared twice"):
+        registry.change(
+            "DS204",
+            "another-name",
+            "new",
+            "0.19.5",
+            what="a.",
+            why="b.",
+            example="{}",
+            fix="c.",
+            source="d/e",
+        )
 
 
 def test_release_range() -> None:
