@@ -107,7 +107,9 @@ def run(args: argparse.Namespace) -> int:
         return _grid_code(cells)
     answer = estimate(shape, training, config, facts, release=release, world_size=args.world_size)
     if as_json:
-        print(json.dumps({"schema_version": SCHEMA_VERSION, **answer.to_json()}, indent=2, ensure_ascii=False))
+        print(
+            json.dumps({"schema_version": SCHEMA_VERSION, **answer.to_json()}, indent=2, ensure_ascii=False)
+        )
     else:
         print("\n".join(render(shape, facts, answer)))
     return _code(answer)
@@ -165,9 +167,10 @@ def _config(path: str | None) -> Mapping[str, Any]:
         return {"bf16": {"enabled": True}, "optimizer": {"type": "AdamW"}}
     from dstui.config.document import read
 
+    from dstui.rules.kind import refuse_other
+
     data = read(path).data
-    if not isinstance(data, Mapping):
-        raise DstuiError(_("{path} is not a DeepSpeed config").format(path=path), _("see: dstui check"))
+    refuse_other(data, path)
     return data
 
 

@@ -153,3 +153,11 @@ def test_auto_is_filled_as_the_trainer_does(capsys: pytest.CaptureFixture[str], 
     _code, a = answer(capsys, write(tmp_path, auto), *options)
     _code, b = answer(capsys, write(tmp_path, filled), *options)
     assert a["gpu"] == b["gpu"] and a["host"] == b["host"]
+
+
+def test_a_file_of_another_tool_is_named_not_estimated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, {"output_dir": "x", "per_device_train_batch_size": 4, "deepspeed": "ds.json"})
+    assert main(["estimate", path, "--model", "7B", *MACHINE]) == 2
+    assert "Hugging Face training arguments" in capsys.readouterr().err
