@@ -123,7 +123,7 @@ def test_corpus(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not (CORPUS / "verdicts.json").exists(), reason="no corpus beside the repository")
-@pytest.mark.parametrize("release", ["0.19.4", "0.19.8"])
+@pytest.mark.parametrize("release", ["0.14.5", "0.16.9", "0.18.9", "0.19.4", "0.19.8"])
 def test_recorded_verdicts_of_the_corpus(release: str) -> None:
     """Made earlier with the real package of each release."""
     wrong = []
