@@ -166,7 +166,6 @@ def _config(path: str | None) -> Mapping[str, Any]:
     if path is None:
         return {"bf16": {"enabled": True}, "optimizer": {"type": "AdamW"}}
     from dstui.config.document import read
-
     from dstui.rules.kind import refuse_other
 
     data = read(path).data
