@@ -235,3 +235,43 @@ def test_no_config_crashes_it(release: str) -> None:
             for problem in found.problems:
                 assert problem.message and (problem.pointer == "" or problem.pointer.startswith("/"))
     assert {"accepted", "rejected"} <= seen
+
+
+@pytest.mark.parametrize(
+    ("release", "engine", "size", "train"),
+    [
+        ("0.16.9", "hf", 2, 16),  # not read yet
+        ("0.17.6", "hf", 2, 8),
+        ("0.17.6", "deepspeed", 2, 16),  # a file goes on as its path, in which the key is looked for
+        ("0.18.6", "deepspeed", 2, 8),  # the file is read first
+        ("0.18.6", "deepspeed", "two", 2),  # any error means one rank
+        ("0.19.2", "deepspeed", 0, 2),
+        ("0.19.3", "deepspeed", 0, None),
+    ],
+)
+def test_sequence_parallel_size_by_release(release: str, engine: str, size: Any, train: int | None) -> None:
+    """Every row was asked of the real release: runtime/config.py DeepSpeedConfig.__init__."""
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 1,
+        "sequence_parallel_size": size,
+    }
+    found = resolve(
+        config, release=release, world_size=8, engine=engine, args={"per_device_train_batch_size": 2}
+    )
+    assert found.accepted is (train is not None)
+    assert (found.batch or {}).get("train_batch_size") == train
+
+
+def test_precision_of_dictionaries_to_0_17_0() -> None:
+    def of(data: dict[str, Any], release: str = "0.17.0") -> Resolved:
+        return resolve({"train_batch_size": 8, **data}, release=release, world_size=1)
+
+    assert of({"bfloat16": {"enabled": True}}).precision == "bf16"
+    assert of({"bf16": {}, "bfloat16": {"enabled": True}}).precision == "fp32"  # the first name counts
+    assert of({"fp16": {"enabled": True}, "bf16": {"enabled": "no"}}).problem  # any text is true
+    assert of({"fp16": {"enabled": True}, "bf16": {"enabled": "no"}}, "0.17.1").accepted
+    assert of({"fp16": {"enabled": True, "initial_scale_power": None}}).problem
+    assert of({"fp16": {"enabled": False, "initial_scale_power": None}}).accepted
+    assert of({"fp16": {"enabled": True, "initial_scale_power": 10**30}}).problem  # at once
+    assert not of({"bf16": None}).accepted and of({"bf16": None}, "0.17.1").accepted
