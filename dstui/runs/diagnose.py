@@ -599,6 +599,9 @@ def _name(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list[Re
             Named("DR403" if "/dev/shm" in text or "shm" in text.lower() else "DR901", certainty, f.message),
             [],
         )
+    if re.search(r"inline_container.*unexpected pos|PytorchStreamWriter failed writing", text):
+        # torch.save counts what it wrote and hides the error below: a write that came up short
+        return Named("DR901", "likely", _first_line(text)), []
     if re.search(
         r"DataLoader worker .*(?:killed by signal|exited unexpectedly)|insufficient shared memory", text
     ):
@@ -623,10 +626,12 @@ def _name(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list[Re
         return Named("DR302", certainty, f.message), []
     if re.search(r"mlock|pin_memory|cudaHostAlloc|cudaHostRegister", text):
         return Named("DR402", certainty, f.message), _pin_fixes(case)
+    if re.search(r"Type \w+ is not supported on your device", text):
+        return Named("DR705", certainty, f.message), _precision_fixes(case)[:1]
     if _in_config(f):
         return _refused(case, f, certainty)
-    if re.search(r"collective operation timeout|Watchdog", text):
-        return Named("DR501", certainty, _first_line(text)), []
+    if re.search(r"collective operation timeout|Watchdog|Timed out waiting \d+ms for (?:recv|send)", text):
+        return Named("DR501", "likely", _first_line(text)), []
     if re.search(r"timed out|timeout", text, re.I) and "init_process_group" in " ".join(
         x.function for x in f.frames
     ):

@@ -20,7 +20,7 @@ from dstui.rules.engine import Context, Engine, check_document
 from dstui.runs import command as commands
 from dstui.runs import script as scripts
 from dstui.runs.command import Refused
-from dstui.runs.ops import CPU_COLLECTIVES, Lock, extensions_root, find_locks, ops_needed
+from dstui.runs.ops import CPU_COLLECTIVES, Lock, extensions_root, find_locks, offload_device, ops_needed
 from dstui.runs.processes import stat
 from dstui.runs.spec import RunSpec
 from dstui.units import GiB, MiB, duration, gib
@@ -254,6 +254,7 @@ def _config(spec: RunSpec, facts: Facts, env: Mapping[str, str]) -> Iterator[Pro
         yield from _rules(doc, spec, facts, it)
     yield from _toolchain(data, facts, it, env)
     yield from _locks(data, facts, it, {**env, **spec.env})
+    yield from _nvme(data)
 
 
 _RULE_ENGINES: Mapping[str, Engine] = {
@@ -342,6 +343,41 @@ def _toolchain(
         if lack.code in ("compiler", "headers", "ninja", "nvcc", "libaio") and ops:
             message = _("{what}; this config needs {ops}").format(what=message, ops=", ".join(cold or ops))
         yield Problem(lack.code, "error", message, lack.fix)
+
+
+def _nvme(data: Mapping[str, Any]) -> Iterator[Problem]:
+    """DeepSpeed makes a missing ``nvme_path`` itself (swap_tensor/partitioned_param_swapper.py): on whatever disk
+    its parent lies."""
+    zero = data.get("zero_optimization")
+    paths_named = {
+        block["nvme_path"]
+        for which in ("offload_optimizer", "offload_param")
+        if offload_device(data, which) == "nvme"
+        and isinstance(zero, dict)
+        and isinstance(block := zero.get(which), dict)
+        and isinstance(block.get("nvme_path"), str)
+    }
+    for text in sorted(paths_named):
+        path = Path(text)
+        there = _existing(path.absolute())
+        if path.is_dir() and os.access(path, os.W_OK | os.X_OK):
+            continue
+        if path.exists() or not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            yield Problem(
+                "nvme-path",
+                "error",
+                _("{path}: nvme_path is no folder that can be written").format(path=path),
+                _("give the mount point of an NVMe disk"),
+            )
+        else:
+            yield Problem(
+                "nvme-path",
+                "warning",
+                _("{path}: nvme_path does not exist; DeepSpeed makes it on the disk of {parent}").format(
+                    path=path, parent=there
+                ),
+                _("give the mount point of an NVMe disk"),
+            )
 
 
 def _locks(

@@ -322,3 +322,17 @@ def test_a_lock_on_a_shared_disk_may_be_held_elsewhere(work: Path, monkeypatch: 
     assert "op-lock-stale" not in found and found["op-lock-unseen"].severity == "warning"
     os.utime(lock, (1, 1))
     assert "op-lock-stale" in look(work, config=OFFLOAD)
+
+
+def test_nvme_path(work: Path) -> None:
+    def zero(path: Path) -> dict[str, Any]:
+        block = {"device": "nvme", "nvme_path": str(path)}
+        return GOOD | {"zero_optimization": {"stage": 3, "offload_optimizer": block}}
+
+    (work / "nvme").mkdir()
+    (work / "file").touch()
+    assert "nvme-path" not in look(work, config=zero(work / "nvme"))
+    assert look(work, config=zero(work / "file"))["nvme-path"].severity == "error"
+    assert look(work, config=zero(work / "file" / "below"))["nvme-path"].severity == "error"
+    missing = look(work, config=zero(work / "no" / "disk"))["nvme-path"]
+    assert missing.severity == "warning" and str(work) in missing.message

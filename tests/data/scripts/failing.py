@@ -2,6 +2,7 @@
 
 import argparse
 import ctypes
+import datetime
 import os
 import signal
 import sys
@@ -9,8 +10,11 @@ import time
 from pathlib import Path
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--local_rank", type=int, default=0)
+if "--no-local-rank-option" not in sys.argv:
+    parser.add_argument("--local_rank", type=int, default=0)
+parser.add_argument("--no-local-rank-option", action="store_true")
 parser.add_argument("--how", required=True)
+parser.add_argument("--save")
 parser.add_argument("--deepspeed", action="store_true")
 parser.add_argument("--deepspeed_config")
 args = parser.parse_args()
@@ -31,14 +35,49 @@ class Net(torch.nn.Module):
         return self.b(torch.relu(self.a(x))).pow(2).mean()
 
 
-deepspeed.init_distributed(dist_backend="gloo")
+if args.how == "arch":
+    from deepspeed.ops.op_builder.builder import CUDAOpBuilder
+
+    class Builder(CUDAOpBuilder):
+        def __init__(self):
+            super().__init__("nothing")
+
+        def sources(self):
+            return []
+
+        def absolute_name(self):
+            return "deepspeed.ops.nothing"
+
+    Builder().compute_capability_args(
+        cross_compile_archs=os.environ["TORCH_CUDA_ARCH_LIST"].replace(";", " ")
+    )
+deepspeed.init_distributed(
+    dist_backend="gloo", timeout=datetime.timedelta(seconds=8 if args.how == "unequal" else 600)
+)
 rank = torch.distributed.get_rank()
 net = Net()
+own = torch.optim.SGD(net.parameters(), lr=0.1) if args.how == "client" else None
 engine, _, _, _ = deepspeed.initialize(
-    model=net, model_parameters=net.parameters(), config=args.deepspeed_config
+    model=net,
+    model_parameters=net.parameters(),
+    config="conf/ds_zero2.json" if args.how == "noconf" else args.deepspeed_config,
+    optimizer=own,
 )
+kind = next(engine.module.parameters()).dtype
 for step in range(6):
-    x = torch.randn(4, 64)
+    x = torch.randn(4, 64).to(kind)
+    if args.how == "unequal" and step == 3 and rank == 1:
+        time.sleep(60)  # its batches are used up, and it does something else
+    if args.how == "unequal":
+        torch.distributed.all_reduce(torch.ones(1))
+    if args.how == "floor" and step == 2:  # DeepSpeed's own scaler; fp16 itself needs a GPU
+        from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
+
+        scaler = DynamicLossScaler(
+            init_scale=4, scale_factor=2, scale_window=10, min_scale=1, delayed_shift=1
+        )
+        while True:
+            scaler.update_scale(overflow=True)
     if args.how == "nan" and step >= 2:
         x = x * float("inf")
     for _ in range(engine.gradient_accumulation_steps()):
@@ -47,7 +86,17 @@ for step in range(6):
         engine.step()
     if rank == 0:
         print(f"step {step} loss {loss.item():.4f}", flush=True)
+    if step == 2 and args.how == "shm":
+        rows = torch.zeros(8, 4 << 20)  # 16 MiB a row go through /dev/shm
+        for _ in torch.utils.data.DataLoader(rows, batch_size=2, num_workers=1):
+            pass
+    if step == 2 and args.how == "save":
+        engine.save_checkpoint(args.save)
     if step == 2 and rank == 1:
+        if args.how == "eat":
+            held = []
+            while True:
+                held.append(bytearray(os.urandom(1 << 20)) * 32)
         if args.how == "raise":
             raise ValueError("the labels of row 17 are longer than the inputs")
         if args.how == "kill":
