@@ -436,13 +436,14 @@ def test_runs_of_another_host_are_not_adopted(begin: Callable[..., RunDir]) -> N
 
 
 PRINTS = """
-import sys, time
+import os, sys, time
 n = 0
 while True:
     n += 1
     print("step", n, "x" * 1000, flush=True)
-    with open("steps", "w") as f:
+    with open("steps.new", "w") as f:
         f.write(str(n))
+    os.replace("steps.new", "steps")  # it is read while this runs
     time.sleep(0.005)
 """
 
