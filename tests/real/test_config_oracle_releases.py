@@ -28,7 +28,7 @@ RELEASES = (
     "0.14.0", "0.14.5", "0.15.4", "0.16.9", "0.17.1", "0.17.6", "0.18.0", "0.18.9",
     "0.19.2", "0.19.3", "0.19.4", "0.19.5", "0.19.6", "0.19.7", "0.19.8",
 )  # fmt: skip
-SHARE = int(os.environ.get("DSTUI_ORACLE_SHARE", "14700"))
+SHARE = int(os.environ.get("DSTUI_ORACLE_SHARE", "15750"))
 """Generated cases of each minor release (0.14, 0.15...), divided by its releases above."""
 CACHE = Path(os.environ.get("DSTUI_ORACLE_CACHE") or Path(tempfile.gettempdir()) / "dstui-oracle")
 pytestmark = [pytest.mark.real, pytest.mark.slow]
