@@ -13,7 +13,18 @@ from dstui.rules.engine import JSON_ENGINES, Context, Options, check_document, c
 from dstui.rules.subject import Model
 
 NEWEST = "0.19.8"
-_FACTS = {"ram", "free", "memlock", "gpu", "gpus", "compute_capability", "arch_list", "compiler", "libaio"}
+_FACTS = {
+    "ram",
+    "free",
+    "memlock",
+    "gpu",
+    "gpus",
+    "compute_capability",
+    "arch_list",
+    "compiler",
+    "libaio",
+    "wsl",
+}
 
 
 def facts(**say: Any) -> Facts:
@@ -27,7 +38,12 @@ def facts(**say: Any) -> Facts:
     ram = say.get("ram")
     return Facts(
         gpus=tuple([card] * say.get("gpus", 1)),
-        host=Host(ram_total=ram, ram_available=say.get("free", ram), memlock_soft=say.get("memlock")),
+        host=Host(
+            ram_total=ram,
+            ram_available=say.get("free", ram),
+            memlock_soft=say.get("memlock"),
+            wsl=say.get("wsl"),
+        ),
         toolchain=Toolchain(
             arch_list=say.get("arch_list"),
             compiler=say.get("compiler", "g++"),

@@ -264,6 +264,8 @@ def unmanaged_accumulation_refused(s: Subject) -> Iterator[Hit]:
         reason = "DeepCompile"
     elif s.release == "0.19.4" and s.stage and (s.offloads_optimizer or s.offload("offload_param") != "none"):
         reason = _("offload (allowed from 0.19.5)")
+    elif s.before("0.19.8") and s.get("/amp/enabled", False) is True:
+        reason = "amp"
     if reason:
         yield Hit(
             pointer,

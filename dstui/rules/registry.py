@@ -196,12 +196,15 @@ def _load() -> None:
     from dstui.rules import (  # noqa: F401 - importing a family declares its rules
         batch,
         comm,
+        features,
         launch,
         offload,
         pinned,
         precision,
         release,
         shape,
+        training,
+        windows,
         zero,
     )
 

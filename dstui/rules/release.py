@@ -167,7 +167,7 @@ def renamed_key_ignored(s: Subject) -> Iterator[Hit]:
 def offload_accumulation_bug(s: Subject) -> Iterator[Hit]:
     if s.stage not in (1, 2) or not s.offloads_optimizer:
         return
-    steps = _accumulation(s)
+    steps = accumulation(s)
     if steps is not None and steps > 1:
         yield Hit(
             "/gradient_accumulation_steps" if s.written("/gradient_accumulation_steps") else "",
@@ -179,11 +179,14 @@ def offload_accumulation_bug(s: Subject) -> Iterator[Hit]:
         )
 
 
-def _accumulation(s: Subject) -> int | None:
+def accumulation(s: Subject) -> int | None:
+    """gradient_accumulation_steps, written or derived; None when the file and the ranks do not tell it."""
     train, micro, steps = s.batch()
     if steps is not MISSING:
         return as_int(steps)
     t, m = as_int(train) if train is not MISSING else None, as_int(micro) if micro is not MISSING else None
+    if (t is None) != (m is None) and MISSING in (train, micro):
+        return 1
     return t // m // s.data_parallel_size if t and m and m > 0 and s.world_known else None
 
 

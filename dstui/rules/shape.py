@@ -125,9 +125,10 @@ def not_a_deepspeed_config(s: Subject) -> Iterator[Hit]:
     "parse",
     what=N_("DeepSpeed refuses the config for a reason that has no rule of its own."),
     why=N_("The message is the one DeepSpeed gives, shortened."),
-    example='{"train_batch_size": 8, "zero_optimization": {"stage": 3, "compute_grad_norm": false}}',
+    example='{"train_batch_size": 8, "elasticity": {"enabled": true}}',
     fix=N_("Follow the message; dstui explain KEY tells what the key may be."),
     source="deepspeed/runtime/config.py @ the release in question",
+    context={"release": "0.18.9"},
 )
 def refused_by_deepspeed(s: Subject) -> Iterator[Hit]:
     return iter(())

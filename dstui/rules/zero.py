@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from dstui.i18n import N_, _
+from dstui.rules.changes import bf16_wrapper
 from dstui.rules.diagnostic import Severity
 from dstui.rules.edits import drop, key_of, put
 from dstui.rules.registry import Hit, Lacks, rule
@@ -384,6 +385,8 @@ def compute_grad_norm_off(s: Subject) -> Iterator[Hit]:
         reason = _("the optimizer is offloaded")
     elif isinstance(s.get(ZERO + "/zenflow"), Mapping):
         reason = _("ZenFlow is on")
+    elif s.stage == 1 and bf16_wrapper(s):
+        reason = _("bf16 gradients are added up in fp32")
     if reason:
         yield Hit(
             pointer,
@@ -441,6 +444,17 @@ def zenflow_incomplete(s: Subject) -> Iterator[Hit]:
             _("select_strategy {strategy} needs a number as select_interval").format(strategy=strategy),
             effect=_("the engine stops at start"),
             hint=_("write how many steps or epochs"),
+        )
+    update = block.get("update_interval", "auto")
+    numbers = all(isinstance(v, int) and not isinstance(v, bool) for v in (interval, update))
+    if strategy == "step" and numbers and interval < update:
+        yield Hit(
+            pointer + "/select_interval",
+            _("select_interval {select} is below update_interval {update}").format(
+                select=interval, update=update
+            ),
+            effect=_("the engine stops at start"),
+            hint=_("make it at least as large"),
         )
 
 
