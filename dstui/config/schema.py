@@ -167,7 +167,9 @@ def load(release: str) -> Schema:
     if name not in releases():
         raise DstuiError(
             _("no schema for DeepSpeed {release}").format(release=release),
-            _("known releases: {releases}").format(releases=", ".join(releases())),
+            _("there is one for each release from {first} to {last}").format(
+                first=next(iter(releases()), "?"), last=next(reversed(releases()), "?")
+            ),
         )
     text = (_folder() / f"deepspeed-{name}.json").read_text(encoding="utf-8")
     return Schema(name, json.loads(text))
@@ -207,8 +209,8 @@ def defaults(release: str) -> Mapping[str, Any]:
     order = {r: i for i, r in enumerate(all_releases())}
     if name not in order:
         raise DstuiError(
-            _("the keys of DeepSpeed {release} are not known").format(release=release),
-            _("known releases: {releases}").format(releases=", ".join(order)),
+            _("dstui knows no DeepSpeed {release}").format(release=release),
+            _("it knows {first} to {last}").format(first=all_releases()[0], last=all_releases()[-1]),
         )
     at = order[name]
     return {
