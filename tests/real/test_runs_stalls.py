@@ -40,9 +40,7 @@ def facts() -> Facts:
 
 
 @pytest.fixture
-def started(
-    facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., RunDir]]:
+def started(facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., RunDir]]:
     """Starts a run of the script; the waits that a person would be given are shortened, the evidence is not."""
     monkeypatch.setattr(state, "NAMED_SECONDS", 4.0)
     monkeypatch.setattr(state, "STALL_SECONDS", 8.0)
