@@ -18,6 +18,7 @@ from dstui.session.model import Option
 from dstui.units import GiB, count, gib
 
 if TYPE_CHECKING:
+    from dstui.estimate.plan import Recommendation
     from dstui.session.state import State
 
 ROOM = 0.80
@@ -46,7 +47,7 @@ def _machine_options(s: State) -> tuple[Option, ...]:
     return (
         Option("this", _("this machine"), "", not why, why),
         Option("describe", _("a machine that I describe"), "8x80GiB"),
-        Option("file", _("a facts file"), "dstui detect --json"),
+        Option("file", _("a facts file"), "detect --json"),
     )
 
 
@@ -145,7 +146,7 @@ def _engine_options(s: State) -> tuple[Option, ...]:
     def lacks(package: str) -> str:
         if it is None or it.packages.get(package):
             return ""
-        return _("no {package} in the interpreter").format(package=package)
+        return _("{package} is missing").format(package=package)
 
     return (
         Option("demo", _("demo"), _("the bundled tiny GPT")),
@@ -289,6 +290,11 @@ def states(s: State, stage: int, offload: str) -> int | None:
     return params + grads + optimizer
 
 
+def on_cpu(s: State) -> bool:
+    """Whether the machine that is planned for has no GPU: a rank's memory is its share of RAM."""
+    return s.used is not None and s.used.gpus == ()
+
+
 def card(s: State) -> int | None:
     """Usable bytes of the smallest chosen card; of a rank's share of RAM without GPU; None when unknown."""
     facts = s.used
@@ -312,11 +318,15 @@ class Plan:
     micro: int | None
     """The largest micro batch that still fits; None when it was given or nothing is known."""
     reason: str
+    short: str
+    """The reason in at most two rows of 58 columns."""
+    in_all: str
+    """What it takes, in a few words."""
     fits: bool | None
     """None: cannot be told (no model, or no machine)."""
 
 
-NO_PLAN = Plan(2, "none", "cpu", "cpu", None, "", None)
+NO_PLAN = Plan(2, "none", "cpu", "cpu", None, "", "", "", None)
 """The everyday choice, while the model or the machine is unknown."""
 
 
@@ -366,8 +376,24 @@ def plan(s: State) -> Plan:
         param if param != "none" else "cpu",
         found.micro_batch if micro is None and found.fits else None,
         "; ".join(filter(None, (_copy_line(s, found.stage) if found.fits else "", *found.reasons[:2]))),
+        _short(s, found),
+        _in_all(found),
         found.fits,
     )
+
+
+def _short(s: State, found: Recommendation) -> str:
+    """The deciding line: short enough for two rows of 58 columns."""
+    if not found.fits:
+        first, *rest = found.reasons
+        return _("nothing fits: {why}").format(why=rest[0]) if rest else first
+    copy = _copy_line(s, found.stage)
+    return f"{copy}; {_in_all(found)}" if copy else found.reasons[0]
+
+
+def _in_all(found: Recommendation) -> str:
+    peak = found.estimate.gpu.device
+    return found.reasons[0] if peak is None else _("{size} in all").format(size=gib(peak.expected))
 
 
 def _copy_line(s: State, stage: int) -> str:
@@ -391,8 +417,17 @@ def _copy_line(s: State, stage: int) -> str:
 
 def _stage(s: State) -> tuple[Any, str]:
     if s.plan.fits is None:
-        return s.plan.stage, _("the everyday choice; the model's size is not known yet")
+        return s.plan.stage, _("the everyday choice") + "; " + _unplanned(s)
     return s.plan.stage, s.plan.reason
+
+
+def _unplanned(s: State) -> str:
+    """Why there is no plan, or none yet."""
+    if s.shape is None:
+        return _("the model's size is not known yet")
+    if s.facts is None:
+        return _("the machine is not known yet")
+    return _("the best one is being computed") if s.pending else _("the memory of the cards is not known")
 
 
 def _stage_options(s: State) -> tuple[Option, ...]:
@@ -405,7 +440,8 @@ def _stage_options(s: State) -> tuple[Option, ...]:
     out = []
     for stage, title in titles.items():
         need = states(s, stage, "none")
-        note = _("{size} of states a card").format(size=gib(need)) if need is not None else ""
+        text = _("{size} of states a rank") if on_cpu(s) else _("{size} of states a card")
+        note = text.format(size=gib(need)) if need is not None else ""
         out.append(Option(stage, f"{stage}  {title}", note))
     return tuple(out)
 
@@ -415,6 +451,8 @@ def _stage_options(s: State) -> tuple[Option, ...]:
 
 def _offload(s: State) -> tuple[Any, str]:
     stage = s.get("stage")
+    if on_cpu(s):
+        return "none", _("without GPU everything is in RAM as it is")
     if stage == s.plan.stage:
         return s.plan.offload, s.plan.reason if s.plan.offload != "none" else _(
             "nothing needs to leave the GPU"
@@ -441,12 +479,16 @@ def _offload_options(s: State) -> tuple[Option, ...]:
     no_param = _("needs stage 3") if stage < 3 else ""
 
     def saves(offload: str) -> str:
+        if on_cpu(s):
+            return _("in RAM as it is")
         a, b = states(s, stage, "none"), states(s, stage, offload)
         return _("frees {size} a card").format(size=gib(a - b)) if a is not None and b is not None else ""
 
     both = no_param or no_optimizer
     return (
-        Option("none", _("none"), _("everything stays on the GPU")),
+        Option(
+            "none", _("none"), _("everything stays in RAM") if on_cpu(s) else _("everything stays on the GPU")
+        ),
         Option("optimizer", _("optimizer"), saves("optimizer"), not no_optimizer, no_optimizer),
         Option("param", _("parameters"), saves("param"), not no_param, no_param),
         Option("both", _("optimizer + parameters"), saves("both"), not both, both),

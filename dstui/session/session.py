@@ -205,6 +205,8 @@ class Session:
         if self._report is None:
             patient, self._state.patient = self._state.patient, True
             try:
+                if self._state.plans_ahead:
+                    _plan = self._state.plan
                 self._report = self._make_report()
             finally:
                 self._state.patient = patient
@@ -711,27 +713,31 @@ def _decide_model(self: Session) -> str:
         )
     line = advice.size_line(s)
     copy = advice.copy16(s)
-    return _("{model}; copy on a card {size}").format(model=line, size=gib(copy))
+    text = _("{model}; copy of a rank {size}") if advice.on_cpu(s) else _("{model}; copy on a card {size}")
+    return text.format(model=line, size=gib(copy))
 
 
 def _decide_stage(self: Session) -> str:
     s = self._state
     stage = s.get("stage")
-    if stage == s.plan.stage:
-        return advice.RECOMMEND["stage"](s)[1]
     need, room = advice.states(s, stage, "none"), advice.card(s)
-    if need is None or room is None:
+    if s.plan.fits is None or need is None or room is None:
         return advice.RECOMMEND["stage"](s)[1]
-    return _(
-        "Stage {stage}: states {need} of {room} a card without offload; recommended is {best}: {why}"
-    ).format(
-        stage=stage, need=gib(need), room=gib(room), best=s.plan.stage, why=advice.RECOMMEND["stage"](s)[1]
-    )
+    if stage == s.plan.stage or not s.plan.fits:
+        return s.plan.short
+    line = (
+        _("stage {stage}: states {need} of {room} a rank")
+        if advice.on_cpu(s)
+        else _("stage {stage}: states {need} of {room} a card")
+    ).format(stage=stage, need=gib(need), room=gib(room))
+    return line + "; " + _("recommended is {best}: {why}").format(best=s.plan.stage, why=s.plan.in_all)
 
 
 def _decide_offload(self: Session) -> str:
     s = self._state
     stage, offload = s.get("stage"), s.get("offload")
+    if advice.on_cpu(s):
+        return _("No GPU: parameters, gradients and optimizer are in RAM as it is.")
     need, room = advice.states(s, stage, offload), advice.card(s)
     if need is None or room is None:
         return _("Offload only when the states do not fit: every step then crosses PCIe and the CPU.")
@@ -771,9 +777,14 @@ def _decide_comm(self: Session) -> str:
         return _("Stage 0: one all-reduce a step, nothing to set.")
     bytes_ = s.get("reduce_bucket_size") * (4 if s.get("precision") == "fp32" else 2)
     twice = 2 if s.get("overlap_comm") and s.get("stage") in (1, 2) else 1
-    return _(
-        "buckets take {size} on each card; a collective that waits longer than {n} minutes ends the run"
-    ).format(size=gib(bytes_ * twice), n=s.get("timeout"))
+    text = (
+        _("buckets take {size} in each rank; a collective that waits longer than {n} minutes ends the run")
+        if advice.on_cpu(s)
+        else _(
+            "buckets take {size} on each card; a collective that waits longer than {n} minutes ends the run"
+        )
+    )
+    return text.format(size=gib(bytes_ * twice), n=s.get("timeout"))
 
 
 def _decide_precision(self: Session) -> str:

@@ -65,6 +65,8 @@ class State:
         self.patient = True
         self.pending = False
         """Whether something was answered with an old plan since ``settled``."""
+        self.plans_ahead = False
+        """Whether a report makes the plan too: somebody who does not wait will ask for it."""
         self._plans: dict[Any, advice.Plan] = {}
         self._last_plan = advice.NO_PLAN
         self._cache: dict[str, Any] = {}
@@ -78,7 +80,7 @@ class State:
         other.accepted = set(self.accepted)
         other.batch_order = list(self.batch_order)
         other._cache = {}
-        other.patient, other.pending = True, False
+        other.patient, other.pending, other.plans_ahead = True, False, not self.patient
         other._shapes = dict(self._shapes)
         other._guesses = dict(self._guesses)
         return other

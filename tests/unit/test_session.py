@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,12 @@ from dstui.config.document import Document
 from dstui.errors import DstuiError
 from dstui.session import FIELDS, STEPS, Session
 from dstui.settings import Settings
+from dstui.tui.text import width
 from dstui.units import GiB
 from tests.walks import OPENED, machine, start, step, walk
+
+TWO_ROWS = 2 * 58
+"""Columns of the deciding line in a terminal of 80."""
 
 
 def test_steps_and_fields_belong_together() -> None:
@@ -187,8 +192,11 @@ def test_the_recommended_stage_is_the_cheapest_that_fits(
         assert session.field("offload").value == offload
     assert words in session.field("stage").recommended_reason
     assert "GiB" in session.deciding("stage")
+    assert width(session.deciding("stage")) <= TWO_ROWS
     session.set("stage", 3 if stage < 3 else 2)
-    assert "recommended is" in session.deciding("stage")
+    other = session.deciding("stage")
+    assert ("nothing fits" if words == "nothing fits" else f"recommended is {stage}: ") in other
+    assert width(other) <= TWO_ROWS
 
 
 def test_a_front_end_that_must_not_wait_gets_the_plan_from_a_fork() -> None:
@@ -203,6 +211,40 @@ def test_a_front_end_that_must_not_wait_gets_the_plan_from_a_fork() -> None:
     session.set("lr", "1e-4")
     assert session.field("stage").value == 3  # nothing that the plan depends on has changed
     assert session.adopt(session.fork().report()) is False
+
+
+def test_an_opened_file_does_not_hide_the_plan(tmp_path: Path) -> None:
+    """Its stage is stated, so no field asks for a plan before the step shows the deciding line."""
+    document = Document.parse('{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}', "a.json")
+    session = Session(machine("8x80"), cwd=tmp_path, document=document, patient=False)
+    session.set("engine", "plain")
+    session.set("model", "llama-3.1-8b")
+    session.adopt(session.fork().report())
+    line = session.deciding("stage")
+    assert "not known" not in line and "computed" not in line
+    assert line.startswith("stage 2: ") and "recommended is 1: " in line
+
+
+def test_why_there_is_no_plan_is_said() -> None:
+    session = Session(None, patient=False)
+    session.set("engine", "plain")
+    assert "model's size" in session.deciding("stage")
+    session.set("model", "llama-3.1-8b")
+    assert "the machine is not known yet" in session.deciding("stage")
+    session.set_facts(machine("8x80"))
+    assert "computed" in session.deciding("stage")
+
+
+def test_a_machine_without_gpu_is_not_spoken_to_of_cards() -> None:
+    session = Session(machine("cpu"))
+    for stage in (0, 3):
+        session.set("stage", stage)
+        for name in ("model", "stage", "offload", "comm"):
+            texts = [session.deciding(name)]
+            for f in session.fields(name):
+                texts += [f.recommended_reason, *(o.note for o in f.options)]
+            for text in texts:
+                assert not re.search(r"\bcards?\b|the GPU|each GPU|per GPU", text), text
 
 
 def test_accept_rest_answers_everything() -> None:
