@@ -86,10 +86,12 @@ class _Builder:
         for name in extra:
             program.modules.append((name, ()))
 
-        def own(name: str, sizes: Iterable[int], trainable: bool, packed: bool = False) -> None:
+        def own(
+            name: str, sizes: Iterable[int], trainable: bool, packed: bool = False, element: int = work.weight
+        ) -> None:
             start = len(program.params)
             for n in sizes:
-                nbytes = work.weight * n
+                nbytes = element * n
                 if (
                     packed
                 ):  # nf4 with double quantisation: 4.127 bits a weight; int8: a byte and a scale a row
@@ -106,8 +108,8 @@ class _Builder:
             n_in, n_out = m.dims
             program.modules.append((m.name, ()))
             own(f"{m.name}.base_layer", m.params, False, packed)
-            own(f"{m.name}.lora_A", (work.lora_rank * n_in,), True)
-            own(f"{m.name}.lora_B", (work.lora_rank * n_out,), True)
+            own(f"{m.name}.lora_A", (work.lora_rank * n_in,), True, element=work.adapter)
+            own(f"{m.name}.lora_B", (work.lora_rank * n_out,), True, element=work.adapter)
         return program
 
     def _adapted(self, name: str) -> bool:
@@ -541,6 +543,7 @@ class _Builder:
             if b == 2:
                 tape.drop(wide)
             tape.drop(logits)
+            program.logits = logits.slot
             return loss
 
         return self._record(program, body, has_input=True)

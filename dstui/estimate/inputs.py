@@ -65,4 +65,9 @@ class Training:
     """Optimizer made by the script when the config has none (``adamw_torch`` ...)."""
     param_groups: int = 1
     load_on: Literal["cpu", "gpu"] = "cpu"
-    """Where the model is made before ``deepspeed.initialize`` (without zero.Init)."""
+    """Where the model is made before ``deepspeed.initialize``."""
+    hold_logits: bool | None = None
+    """The loop still names the model's output, and so its logits, until the next forward pass has made new ones
+    (``out = engine(...)``, and no ``del out``). None: not known, counted in the upper end of the range."""
+    expandable: bool | None = None
+    """``expandable_segments:True`` in ``PYTORCH_CUDA_ALLOC_CONF``; None = what the facts say of it, else off."""

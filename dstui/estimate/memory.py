@@ -211,7 +211,14 @@ def _one(
     if machine.cpu_only:  # pinning is a no-op of the CPU accelerator: nothing is rounded
         # and pages of a bucket that no gradient reaches are never touched
         bucket = min(settings.reduce_bucket, max(1, model.params))
-        settings = replace(settings, pin_optimizer=False, pin_param=False, reduce_bucket=bucket)
+        # and torch.optim takes no foreach path: Adam's root and quotient are two tensors
+        settings = replace(
+            settings,
+            pin_optimizer=False,
+            pin_param=False,
+            reduce_bucket=bucket,
+            temporaries=2 if settings.temporaries else 0,
+        )
     scale = shape.params / model.params if guessed else 1.0
     workspace = 0 if machine.cpu_only else hardware.workspace(machine.capability)
     peaks = replay(model, settings, workspace)
@@ -265,7 +272,7 @@ class _Doubt:
 
 def _doubt(shape: ModelShape, training: Training, s: Settings, guessed: bool) -> _Doubt:
     extra = 0
-    if training.loop == "plain" and shape.vocab:
+    if training.loop == "plain" and training.hold_logits is None and shape.vocab:
         extra = s.element * shape.vocab * s.micro_batch * s.seq  # `outputs` still names the logits
     low, high = (0.02, 0.03) if shape.family in VERIFIED else (0.05, 0.07)
     if shape.family in APPROXIMATE:

@@ -56,6 +56,8 @@ class Program:
     grad_output: int = 0
     grad_input: int = -1
     input_saved: bool = False
+    logits: int = -1
+    """Slot of the logits that the model returns (the tail's)."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ class Workload:
     quant: str = "none"
     weight: int = 2
     """Bytes of a stored weight."""
+    adapter: int = 2
+    """Bytes of an element of a LoRA adapter."""
 
     @property
     def tokens(self) -> int:
@@ -204,7 +208,8 @@ class Tape:
         for index in self.program.modules[self._names[name]][1]:
             p = self.program.params[index]
             if p.trainable:
-                self.ops.append((GRAD, index, self.work.element * p.numel, 0))
+                element = max(self.work.element, -(-p.nbytes // p.numel)) if p.numel else self.work.element
+                self.ops.append((GRAD, index, element * p.numel, 0))
 
     def trains(self, name: str) -> bool:
         params = self.program.params
@@ -302,28 +307,54 @@ class Tape:
 
     def _adapter(self, x: Tensor, y: Tensor, name: str, n_in: int, n_out: int) -> Tensor:
         """``y + B(A(x)) * scale`` (peft ``tuners/lora/layer.py``), adapters in the compute type."""
-        rank = self.work.lora_rank
+        rank, element = self.work.lora_rank, self.work.adapter
         name_a, name_b = f"{name}.lora_A", f"{name}.lora_B"
-        a = self._plain_product(x, name_a, rank, n_in)
+        wide = element > self.work.element  # fp32 adapters: the input is cast to them, the sum back
+        given = self._cast(x, n_in, element) if wide else x
+        a = self._plain_product(given, name_a, rank, n_in)
+        if wide:
+            self.drop(given)
         b = self._plain_product(a, name_b, n_out, rank)
         self.drop(a)
-        scaled = self.width(n_out)
-        self.node((b,), scaled, (), lambda _g: [self.gwidth(n_out)])
+        scaled = self.width(n_out, element)
+        self.node((b,), scaled, (), lambda _g: [self.gwidth(n_out, element)])
         self.drop(b)
-        out = self.width(n_out)
-        self.node((y, scaled), out, (), self._share(2))
+        out = self.width(n_out, element)
+        if wide:  # the gradient of the 16-bit addend is cast
+            self.node((y, scaled), out, (), self._share_cast(n_out))
+        else:
+            self.node((y, scaled), out, (), self._share(2))
         self.drop(y, scaled)
+        if wide:
+            narrow = self._cast(out, n_out, self.work.element)
+            self.drop(out)
+            return narrow
         return out
 
+    def _cast(self, x: Tensor, n: int, element: int) -> Tensor:
+        """``x.to(dtype)`` of a ``[tokens, n]`` tensor: nothing saved, its gradient is cast back."""
+        back = self.work.element if element > self.work.element else self.work.adapter
+        y = self.width(n, element)
+        return self.node((x,), y, (), lambda _g: [self.gwidth(n, back)])
+
+    def _share_cast(self, n: int) -> BackwardFn:
+        def backward(g: Grad) -> list[Grad | None]:
+            low = self.gwidth(n)
+            g.refs += 1
+            return [low, g]
+
+        return backward
+
     def _plain_product(self, x: Tensor, name: str, n_out: int, n_in: int) -> Tensor:
+        element = self.work.adapter
         self.enter(name)
         saved = self.save(x)
-        y = self.width(n_out)
+        y = self.width(n_out, element)
         self.leave(name)
 
         def backward(_g: Grad) -> list[Grad | None]:
             self.enter(name)
-            dx = self.gwidth(n_in)
+            dx = self.gwidth(n_in, element)
             self.weight_grads(name)
             self.leave(name)
             return [dx]

@@ -79,6 +79,7 @@ def workload(settings: Settings) -> Workload:
         lora_targets=settings.lora_targets,
         quant=settings.quant,
         weight=settings.element,
+        adapter=settings.adapter,
     )
 
 
@@ -129,6 +130,10 @@ class _Run:
         self.earlier: Block | None = None
         self.tied: Block | None = None
         self.micro = 0
+        self.last = True
+        """Whether this micro step is the last before the optimizer's step."""
+        self.logits: Block | None = None
+        """Those that the loop still names."""
         self.moments_made = False
         self.offload = settings.offload_optimizer != "none"
 
@@ -248,9 +253,10 @@ class _Run:
             return
         for i in self.trainable:  # FP16_UnfusedOptimizer: an fp32 copy of each parameter
             mem.malloc(4 * self.numel[i], OPTIMIZER)
-        zeros = [mem.malloc(4 * self.numel[i], GRADS) for i in self.trainable]
-        self._make_moments(p)
-        for block in zeros:
+        zeros = [mem.malloc(s.element * self.numel[i], GRADS) for i in self.trainable]
+        zeros += [mem.malloc(4 * self.numel[i], GRADS) for i in self.trainable]
+        self._make_moments_each()
+        for block in [*self._temporaries_each(), *zeros]:
             mem.release(block)
 
     def _make_moments(self, elements: int) -> None:
@@ -261,6 +267,14 @@ class _Run:
         elif moment:
             self.mem.malloc(moment * elements, OPTIMIZER)
         self.moments_made = True
+
+    def _make_moments_each(self) -> None:
+        """The moments of an optimizer that owns the parameters one by one."""
+        for i in self.trainable:
+            self._make_moments(self.numel[i])
+
+    def _temporaries_each(self) -> list[Block]:
+        return [block for i in self.trainable for block in self._temporaries(self.numel[i])]
 
     def _load_stage3(self) -> None:
         s, mem = self.s, self.mem
@@ -343,10 +357,11 @@ class _Run:
         steps = min(s.accumulation, 3 if s.stage == 3 else 2)
         for i in range(steps):
             self.micro = i
+            self.last = i + 1 == steps
             if i and s.stage == 2 and not self.offload and not self._compact():
                 self.earlier, self.collected = self.collected, None
             self._micro_step(first)
-            self._after_backward(last=i + 1 == steps)
+            self._after_backward()
         self._step()
 
     def _compact(self) -> bool:
@@ -388,7 +403,12 @@ class _Run:
                 x = y
         slots = self._slots(tail)
         slots[0] = x
-        self._execute(last, tail.forward, slots)
+        if s.hold_logits:
+            self._execute(last, [op for op in tail.forward if op[:2] != (FREE, tail.logits)], slots)
+            mem.release(self.logits)
+            self.logits, slots[tail.logits] = slots[tail.logits], None
+        else:
+            self._execute(last, tail.forward, slots)
         if not tail.input_saved:
             mem.release(x)
             x = None
@@ -459,9 +479,12 @@ class _Run:
             return
         if s.stage < 3:
             self._setup_buckets()
-            if s.stage == 1 and not s.overlap:
+            if s.stage == 1 and not (s.overlap and self.last):
                 self._keep_gradient(block)
                 return
+            if s.stage == 1 and self.kept:  # added to the gradient of the earlier micro steps
+                self.mem.release(block)
+                block = self.kept.pop(0)
         self._add_to_bucket(p, block)
 
     def _keep_gradient(self, block: Block) -> None:
@@ -472,7 +495,8 @@ class _Run:
             self.kept.append(block)
 
     def _setup_buckets(self) -> None:
-        """``setup_buckets``: at the first gradient (since 0.18.4; before, already when backward begins)."""
+        """``setup_buckets``: at the first gradient (since 0.18.4; before, already when backward begins). They go
+        in the epilogue, which stage 1 runs only at the boundary (``engine.allreduce_gradients``)."""
         s = self.s
         if s.contiguous and not self.buckets:
             element = s.accumulate if s.stage == 1 else s.element
@@ -527,8 +551,10 @@ class _Run:
         return self._offsets[p]
 
     def _collect(self) -> None:
-        """Move what rank 0 owns out of the bucket: to ``grads_in_partition`` or to the CPU."""
+        """Move what rank 0 owns out of the bucket: to ``grads_in_partition`` or to the CPU. With overlap on the
+        reduction stream, whose blocks the main stream cannot use (``reduce_ipg_grads``)."""
         s, mem = self.s, self.mem
+        stream = REDUCE_STREAM if s.overlap else 0
         owned = [min(self.numel[p], self.part - self._offset(p)) for p in self.members]
         top = max(owned)
         if top <= 0:
@@ -536,16 +562,16 @@ class _Run:
         if self.offload:
             if s.accumulation > 1 and self.micro + 1 < min(s.accumulation, 2):
                 return  # accumulated on the CPU through temp_grad_buffer_for_gpu_offload
-            mem.release(mem.malloc(8 * top, BUFFERS))  # norm in fp64
-            mem.release(mem.malloc(4 * top, BUFFERS))  # to fp32, then copied
+            mem.release(mem.malloc(8 * top, BUFFERS, stream))  # norm in fp64
+            mem.release(mem.malloc(4 * top, BUFFERS, stream))  # to fp32, then copied
             return
         if self.collected is None:
             if self._compact():
-                self.collected = mem.malloc(4 * self.part, GRADS)
+                self.collected = mem.malloc(4 * self.part, GRADS, stream)
             else:
-                self.collected = mem.malloc(s.element * self._whole_in_partition(), GRADS)
+                self.collected = mem.malloc(s.element * self._whole_in_partition(), GRADS, stream)
         if self._compact():
-            mem.release(mem.malloc(4 * min(top, self.part), BUFFERS))
+            mem.release(mem.malloc(4 * min(top, self.part), BUFFERS, stream))
 
     def _reduce_stage3(self) -> None:
         """``reduce_scatter_coalesced`` and ``partition_grads``."""
@@ -573,15 +599,21 @@ class _Run:
         mem.release(wide)
         mem.release(flat)
 
-    def _after_backward(self, last: bool) -> None:
+    def _after_backward(self) -> None:
         """``engine.allreduce_gradients`` after each backward."""
         s, mem = self.s, self.mem
-        if s.stage == 0 or self.bf16_optimizer:
-            if last and (s.ranks > 1 or self.bf16_optimizer):
-                size = s.element * min(self.total, _ALLREDUCE)
-                mem.release(mem.malloc(size, BUFFERS))
+        if self.bf16_optimizer:
+            for i in self.trainable:  # each gradient is added to its fp32 sum (``_update_hp_grad``)
+                mem.release(mem.malloc(4 * self.numel[i], BUFFERS))
+            if self.last and s.communication < 4:  # the fp32 sum is sent as one tensor, in the type of communication
+                mem.release(mem.malloc(s.communication * self.total, BUFFERS))
+        elif s.stage == 0:
+            if self.last:
+                self._all_reduce()
+        elif s.stage == 1 and not self.last:
+            pass
         elif s.stage == 1 and not s.overlap:
-            if last:
+            if self.last:
                 kept, self.kept = self.kept, []
                 order = sorted(self.trainable)
                 by_time = list(reversed(order))
@@ -600,6 +632,19 @@ class _Run:
             mem.release(self.collected)
             self.collected, self.earlier = self.earlier, None
 
+    def _all_reduce(self) -> None:
+        """Stage 0 flattens parameters in their order until there are more than ``_ALLREDUCE`` elements
+        (``engine.allreduce_no_retain``), whatever the number of ranks."""
+        s, mem, elements = self.s, self.mem, 0
+        for i in [*self.trainable, -1]:
+            elements += self.numel[i] if i >= 0 else 0
+            if elements and (i < 0 or elements > _ALLREDUCE):
+                flat = mem.malloc(s.element * elements, BUFFERS)
+                if s.communication != s.element:
+                    mem.release(mem.malloc(s.communication * elements, BUFFERS))
+                mem.release(flat)
+                elements = 0
+
     def _free_buckets(self) -> None:
         for block in self.buckets:
             self.mem.release(block)
@@ -607,10 +652,7 @@ class _Run:
 
     # -- the optimizer step ------------------------------------------------------------------------------------
     def _temporaries(self, elements: int) -> list[Block]:
-        """torch.optim without ``fused``: two fp32 tensors beside the gradient."""
-        if self.s.fused or self.s.optimizer in ("sgd",):
-            return []
-        return [self.mem.malloc(4 * elements, OPTIMIZER) for _i in range(2)]
+        return [self.mem.malloc(4 * elements, OPTIMIZER) for _i in range(self.s.temporaries)]
 
     def _finish_optimizer(self, elements: int) -> None:
         """Moments at the first step, temporaries at each."""
@@ -632,8 +674,7 @@ class _Run:
         elif s.stage == 3:
             self._step_stage3()
         elif self.bf16_optimizer:
-            mem.release(mem.malloc(8 * min(self.largest, self.part), BUFFERS))
-            self._finish_optimizer(self.part)
+            self._finish_optimizer(self.part)  # the norm is that of fp32 tensors: no copy
             self._free_kept()
         elif self.offload:
             if s.release < (0, 17, 0):  # the whole fp32 partition went through the GPU
@@ -673,9 +714,10 @@ class _Run:
             for block in copies:
                 mem.release(block)
             copies = []
-        self._free_kept()
-        for block in self._temporaries(self.total):
+            self._free_kept()
+        for block in self._temporaries_each():
             mem.release(block)
+        self._free_kept()
         mem.release(flat)
         for block in copies:
             mem.release(block)

@@ -76,6 +76,13 @@ class Settings:
     load: int
     """Bytes of a parameter while the model loads."""
     hf: bool
+    hold_logits: bool
+    expandable: bool
+    adapter: int
+    """Bytes of an element of a LoRA adapter. Under zero.Init the engine casts no parameter
+    (``engine._cast_module_mixed_precision``), so adapters that peft made in fp32 afterwards stay so."""
+    temporaries: int
+    """fp32 tensors, as large as the gradient, that one step of the optimizer makes beside it."""
 
     @property
     def moment(self) -> int:
@@ -331,6 +338,10 @@ class _Reader:
                 training.load_dtype or self.shape.dtype or "", element
             ),
             hf=training.loop == "hf",
+            hold_logits=bool(training.hold_logits),
+            expandable=bool(training.expandable),
+            adapter=4 if lora and zero_init and stage == 3 else element,
+            temporaries=self.temporaries(name, fused),
         )
         return settings, self.assumptions
 
@@ -375,7 +386,9 @@ class _Reader:
             kind = (self.training.optimizer or "adamw_torch").lower()
             if not on_cpu and self.training.optimizer is None and self.training.loop != "hf":
                 self.assumptions.append(_("the config names no optimizer: torch.optim.AdamW is assumed"))
-        fused = on_cpu or "fused" in kind or self.training.loop == "hf"
+        fused = on_cpu or "fused" in kind
+        if self.training.loop == "hf" and self.training.optimizer is None:
+            fused = True  # the Trainer's default is adamw_torch_fused (training_args.py, torch >= 2.8)
         if not client:
             fused = on_cpu or not params.get("torch_adam")
         if "adagrad" in kind:
@@ -392,6 +405,14 @@ class _Reader:
             _("optimizer '{name}' is counted like Adam: two fp32 states a parameter").format(name=kind)
         )
         return "other", False, client
+
+    @staticmethod
+    def temporaries(name: Optimizer, fused: bool) -> int:
+        """``torch.optim`` takes the foreach path for parameters on a GPU: Adam makes one tensor there, the root
+        of the second moment (``adamw.py: _multi_tensor_adamw``, ``exp_avg_sq_sqrt``)."""
+        if fused or name in ("sgd", "momentum"):
+            return 0
+        return 1 if name == "adam" else 2
 
     def accumulation_type(self, element: int) -> int:
         """Bytes of ``data_types.grad_accum_dtype``; before 0.17.6 bf16 without ZeRO accumulated in fp32."""
