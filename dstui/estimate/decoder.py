@@ -16,7 +16,7 @@ from typing import Any
 from dstui.estimate.allocator import LOGITS
 from dstui.estimate.families import Inventory, Module, inventory
 from dstui.estimate.inputs import ModelShape
-from dstui.estimate.program import FREE, GRAD, Grad, Param, Program, Tape, Tensor, Workload
+from dstui.estimate.program import FREE, GRAD, WORK, Grad, Param, Program, Tape, Tensor, Workload
 
 TIED = -1
 """Parameter index in the tail that means the embedding of the head."""
@@ -511,6 +511,7 @@ class _Builder:
             def head_backward(_g: Grad) -> list[Grad | None]:
                 tape.enter("lm_head")
                 dx = tape.gwidth(self.h)
+                tape.ops.append((WORK, 0, 0, 0))
                 if tied and work.lora_rank == 0:
                     tape.ops.append((GRAD, TIED, b * v * self.h, 0))
                 elif not tied:

@@ -100,7 +100,8 @@ def host_need(
             for n in on_cpu:
                 ledger.add("grads", 4 * n, s.pin_optimizer)
             init_extra = 4 * max(on_cpu, default=0) - moment * share
-            step_extra = b * max(on_cpu, default=0)  # the new fp32 values in 16 bits on their way to the GPU
+            if s.offload_param == "none":  # the new fp32 values in 16 bits on their way to the GPU
+                step_extra = b * max(on_cpu, default=0)
         else:
             widest = max(sub_groups, default=0)
             aligned = -(-widest // 1024) * 1024
@@ -109,6 +110,9 @@ def host_need(
             nvme += (4 + s.moment + 4) * part
             init_extra = 4 * widest
         ledger.add("grad partitions", s.accumulate * part, s.pin_optimizer)
+    if s.offload_param == "cpu" and s.offload_optimizer == "none":
+        # the new values come down in fp32: a copy between devices converts after it (aten/native/cuda/Copy.cu)
+        step_extra = 4 * max(sub_groups, default=0)
     if s.offload_param == "cpu":
         ledger.add("params", b * part, True)  # the flat buffer is always pinned
         cached = sum(pinned_block(b * -(-n // s.ranks)) if s.pin_param else 0 for n in trainable)
@@ -126,10 +130,11 @@ def host_need(
         )
     whole = s.load * total + frozen
     ranks = min(s.ranks, s.ranks_per_node)
-    if load_on_gpu and not s.zero_init:
-        load = hardware.RANK_RSS_LOAD
+    if load_on_gpu:
+        load = hardware.RANK_RSS_LOAD + (b * part if s.zero_init and s.offload_param != "none" else 0)
     elif s.zero_init:
-        load = hardware.RANK_RSS_LOAD + min(whole, _SHARD) + (b * part if s.offload_param != "none" else 0)
+        shards = b * part if s.offload_param != "none" else 0
+        load = hardware.RANK_RSS_LOAD + min(whole, _SHARD) + shards
     else:
         load = hardware.RANK_RSS_LOAD + whole
     kept_total = ledger.total()

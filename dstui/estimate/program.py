@@ -18,9 +18,10 @@ from typing import NamedTuple
 
 from dstui.estimate.allocator import ACTIVATIONS
 
-ALLOC, FREE, ENTER, LEAVE, GRAD = range(5)
+ALLOC, FREE, ENTER, LEAVE, GRAD, WORK = range(6)
 """Operation codes: ``(ALLOC, slot, bytes, tag)``, ``(FREE, slot, 0, 0)``, ``(ENTER|LEAVE, module, 0, 0)``
-(ZeRO-3 hooks), ``(GRAD, parameter, bytes, 0)`` (a gradient is made)."""
+(ZeRO-3 hooks), ``(GRAD, parameter, bytes, 0)`` (a gradient is made), ``(WORK, 0, 0, 0)`` (a matrix product: the
+first of a thread makes its cuBLAS workspace)."""
 
 Op = tuple[int, int, int, int]
 
@@ -129,6 +130,7 @@ class Tape:
         self.cut = 0
         """Position of the last save: a recomputation stops there (torch.utils.checkpoint, early stop)."""
         self.cut_frees: list[int] = []
+        self._worked = False
         self._names = {name: i for i, (name, _params) in enumerate(program.modules)}
 
     # -- tensors -------------------------------------------------------------------------------------
@@ -211,6 +213,12 @@ class Tape:
                 element = max(self.work.element, -(-p.nbytes // p.numel)) if p.numel else self.work.element
                 self.ops.append((GRAD, index, element * p.numel, 0))
 
+    def work_space(self) -> None:
+        """The first product of this tape, once its output is there."""
+        if not self._worked:
+            self._worked = True
+            self.ops.append((WORK, 0, 0, 0))
+
     def trains(self, name: str) -> bool:
         params = self.program.params
         return any(params[i].trainable for i in self.program.modules[self._names[name]][1])
@@ -291,6 +299,7 @@ class Tape:
             self.drop(w)
         else:
             y = self.width(n_out)
+        self.work_space()
 
         def backward(g: Grad) -> list[Grad | None]:
             self.enter(name)

@@ -32,7 +32,7 @@ from dstui.estimate.allocator import (
 )
 from dstui.estimate.decoder import TIED, Decoder, decoder
 from dstui.estimate.inputs import ModelShape
-from dstui.estimate.program import ALLOC, ENTER, FREE, GRAD, LEAVE, Op, Program, Workload
+from dstui.estimate.program import ALLOC, ENTER, FREE, GRAD, LEAVE, WORK, Op, Program, Workload
 from dstui.estimate.settings import Settings
 from dstui.estimate.zero3 import Coordinator
 
@@ -88,7 +88,7 @@ class _Run:
         self.s = settings
         self.workspace = workspace
         self.model: Decoder = decoder(shape, workload(settings))
-        self.mem = Allocator()
+        self.mem = Allocator(settings.expandable)
         self.programs: list[Program] = list(self.model.blocks())
         self.first_module: list[int] = []
         self.first_param: list[int] = []
@@ -132,6 +132,8 @@ class _Run:
         self.micro = 0
         self.last = True
         """Whether this micro step is the last before the optimizer's step."""
+        self.backward = False
+        self.workspaces = 0
         self.logits: Block | None = None
         """Those that the loop still names."""
         self.moments_made = False
@@ -371,10 +373,7 @@ class _Run:
     def _micro_step(self, first: bool) -> None:
         s, mem = self.s, self.mem
         mem.phase("forward")
-        if self.workspace:  # cuBLAS and cuBLASLt, one each
-            mem.malloc(self.workspace // 2, WORKSPACE)
-            mem.malloc(self.workspace // 2, WORKSPACE)
-            self.workspace = 0
+        self.backward = False
         if self.coordinator is not None:
             self.coordinator.begin()
         once = mem.malloc(self.model.saved_once, ACTIVATIONS) if self.model.saved_once else None
@@ -413,6 +412,7 @@ class _Run:
             mem.release(x)
             x = None
         mem.phase("backward")
+        self.backward = True
         slots[tail.grad_output] = mem.malloc(4, ACTIVATIONS)
         self._execute(last, tail.backward, slots)
         mem.release(slots[tail.output])
@@ -450,12 +450,22 @@ class _Run:
                 slots[a] = None
             elif code == GRAD:
                 self._gradient(base_param + a if a != TIED else TIED, n)
+            elif code == WORK:
+                self._work_space()
             elif coordinator is not None:
                 module = base_module + a
                 if code == ENTER:
                     coordinator.enter(module, self.module_params[module])
                 elif code == LEAVE:
                     coordinator.leave(module, self.module_params[module])
+
+    def _work_space(self) -> None:
+        """cuBLAS has a handle, and so a workspace, for each thread: the main one's and that of autograd
+        (``aten/src/ATen/cuda/CublasHandlePool.cpp``)."""
+        wanted = 2 if self.backward else 1
+        while self.workspaces < wanted and self.workspace:
+            self.mem.malloc(self.workspace // 2, WORKSPACE)
+            self.workspaces += 1
 
     # -- gradients -------------------------------------------------------------------------------------------
     def _gradient(self, p: int, nbytes: int) -> None:
