@@ -70,4 +70,4 @@ class Training:
     """The loop still names the model's output, and so its logits, until the next forward pass has made new ones
     (``out = engine(...)``, and no ``del out``). None: not known, counted in the upper end of the range."""
     expandable: bool | None = None
-    """``expandable_segments:True`` in ``PYTORCH_CUDA_ALLOC_CONF``; None = what the facts say of it, else off."""
+    """``expandable_segments:True`` in ``PYTORCH_CUDA_ALLOC_CONF``; None = off."""

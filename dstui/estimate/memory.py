@@ -19,7 +19,7 @@ from dstui.estimate.decoder import APPROXIMATE
 from dstui.estimate.families import inventory
 from dstui.estimate.host import HostNeed, host_need
 from dstui.estimate.inputs import ModelShape, Training
-from dstui.estimate.replay import Peaks, replay, run_dimensions
+from dstui.estimate.replay import Peaks, endures, replay, run_dimensions
 from dstui.estimate.result import (
     PHASES,
     Binds,
@@ -244,7 +244,11 @@ def _one(
             )
         )
     nvme = NvmeFit(machine.nvme_capacity, round(host.nvme * scale)) if host.nvme else None
-    verdict, reason, binds = _judge(gpu, host_fit, nvme, host, settings, machine)
+    squeeze = "runs"
+    room = _room(gpu)
+    if room is not None and scale == 1.0 and peaks.allocated <= room < peaks.reserved:
+        squeeze = endures(model, settings, workspace, room)
+    verdict, reason, binds = _judge(gpu, host_fit, nvme, host, settings, machine, squeeze)
     if guessed and verdict in ("fits", "tight"):
         low_states = _states(peaks) * scale
         if gpu.device is None or gpu.capacity is None or gpu.device.high > gpu.capacity:
@@ -389,8 +393,21 @@ def _compare(expected: int, high: int, capacity: int) -> Verdict:
     return "fits" if high <= capacity and expected <= 0.95 * capacity else "tight"
 
 
+def _room(gpu: GpuFit) -> int | None:
+    """Bytes of the card that PyTorch may reserve."""
+    if gpu.capacity is None or gpu.device is None or gpu.reserved is None:
+        return None
+    return gpu.capacity - (gpu.device.expected - gpu.reserved.expected)
+
+
 def _judge(
-    gpu: GpuFit, host: HostFit, nvme: NvmeFit | None, need: HostNeed, s: Settings, machine: _Machine
+    gpu: GpuFit,
+    host: HostFit,
+    nvme: NvmeFit | None,
+    need: HostNeed,
+    s: Settings,
+    machine: _Machine,
+    squeeze: str,
 ) -> tuple[Verdict, str | None, Binds | None]:
     verdicts: list[Verdict] = []
     reasons: list[str] = []
@@ -410,6 +427,16 @@ def _judge(
         floor = gpu.allocated.expected + beside
         if floor > gpu.capacity:
             verdicts.append("no")
+        elif squeeze == "fails":
+            verdicts.append("no")
+            remark = _(
+                "{floor} are allocated at the peak, which would fit, but the free memory is in pieces; expandable segments avoid that"
+            ).format(floor=gib(floor))
+        elif squeeze == "steps":
+            verdicts.append("tight")
+            remark = _(
+                "a step fits, but memory left in pieces by the first step may not; set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+            )
         elif gpu.device.expected > 0.97 * gpu.capacity or gpu.allocated.high + beside > gpu.capacity:
             verdicts.append("tight")
             if gpu.device.expected > gpu.capacity:
@@ -439,7 +466,7 @@ def _judge(
             pressure.append((nvme.needed / max(1, nvme.capacity), Binds("nvme", "step", "optimizer")))
     binds = max(pressure, key=lambda p: p[0])[1] if pressure else None
     if "no" in verdicts:
-        return "no", None, binds
+        return "no", remark if squeeze == "fails" else None, binds
     if "unknown" in verdicts:
         return "unknown", reasons[0], binds
     return ("tight", remark, binds) if "tight" in verdicts else ("fits", None, binds)

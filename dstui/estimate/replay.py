@@ -29,6 +29,7 @@ from dstui.estimate.allocator import (
     WORKSPACE,
     Allocator,
     Block,
+    OutOfMemory,
 )
 from dstui.estimate.decoder import TIED, Decoder, decoder
 from dstui.estimate.inputs import ModelShape
@@ -37,6 +38,8 @@ from dstui.estimate.settings import Settings
 from dstui.estimate.zero3 import Coordinator
 
 REDUCE_STREAM = 2
+_PASSES = 2
+"""Iterations until nothing changes any more: the second is the first with moments (and stage 3's trace)."""
 _ALLREDUCE = 500_000_000
 """``engine.MEMORY_OPT_ALLREDUCE_SIZE`` in elements: stage 0's flattened all-reduce."""
 _NORM_CHUNK = 250_000_000
@@ -66,6 +69,46 @@ def _replay(
 def replay(shape: ModelShape, settings: Settings, workspace: int) -> Peaks:
     """Peaks of ``shape`` trained under ``settings``; ``workspace`` = bytes of the cuBLAS workspaces."""
     return _replay(shape, tuple(sorted(shape.extra.items())), settings, workspace)
+
+
+def endures(shape: ModelShape, settings: Settings, workspace: int, cap: int) -> str:
+    """What becomes of the run where PyTorch may reserve ``cap`` bytes: ``runs`` from its start, ``steps`` (a step
+    runs with what cached blocks can be given back, but the start, when moments are made between activations, may
+    leave the memory in pieces), ``fails``.
+
+    ``steps`` is what 11 thresholds measured on H200 were compared with: within 0.8 % of each, also where
+    fragmentation asks for 3 to 15 % more than is allocated.
+    """
+    return _endures(shape, tuple(sorted(shape.extra.items())), settings, workspace, cap)
+
+
+@lru_cache(maxsize=512)
+def _endures(
+    shape: ModelShape, extra: tuple[tuple[str, object], ...], settings: Settings, workspace: int, cap: int
+) -> str:
+    run = _Run(shape, settings, workspace)
+    run.mem.cap = cap
+    try:
+        run.load()
+    except OutOfMemory:
+        return "fails"
+    try:
+        for i in range(_PASSES):
+            run.iteration(first=i == 0)
+        return "runs"
+    except OutOfMemory:
+        pass
+    run = _Run(shape, settings, workspace)
+    run.load()
+    for i in range(_PASSES):
+        run.iteration(first=i == 0)
+    run.mem.empty_cache()
+    run.mem.cap = cap
+    try:
+        run.iteration(first=False)
+    except OutOfMemory:
+        return "fails"
+    return "steps"
 
 
 def workload(settings: Settings) -> Workload:
@@ -172,14 +215,10 @@ class _Run:
     # -- the run -------------------------------------------------------------------------------------------
     def run(self) -> Peaks:
         s, mem = self.s, self.mem
-        if s.stage == 3:
-            self._load_stage3()
-        else:
-            self._load()
+        self.load()
         rest = 0
-        passes = 2
-        for i in range(passes):
-            self._iteration(first=i == 0)
+        for i in range(_PASSES):
+            self.iteration(first=i == 0)
             rest = mem.allocated
         mem.phase("save")
         if (
@@ -189,6 +228,13 @@ class _Run:
         mem.finish()
         phases = tuple((name, peak, parts) for name, (peak, parts) in mem.peaks.items())
         return Peaks(mem.peak, mem.peak_reserved, phases, tuple(mem.reserved_by_phase.items()), rest)
+
+    def load(self) -> None:
+        """The model and ``deepspeed.initialize``."""
+        if self.s.stage == 3:
+            self._load_stage3()
+        else:
+            self._load()
 
     def _load(self) -> None:
         """Stages 0-2: the whole model on the GPU, then the wrapper's flat copies."""
@@ -354,7 +400,8 @@ class _Run:
         return index >= int((1 - self.s.ratio) * count)
 
     # -- one iteration ---------------------------------------------------------------------------------------
-    def _iteration(self, first: bool) -> None:
+    def iteration(self, first: bool) -> None:
+        """All micro steps and the optimizer's step."""
         s = self.s
         steps = min(s.accumulation, 3 if s.stage == 3 else 2)
         for i in range(steps):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -79,6 +80,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--optimizer", metavar="O", help=_("what the script makes when the config names none"))
     how.add_argument(
         "--param-groups", type=int, default=1, metavar="N", help=_("optimizer parameter groups (1)")
+    )
+    how.add_argument(
+        "--hold-logits",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help=_("the loop keeps the model's output until the next one is made"),
+    )
+    how.add_argument(
+        "--expandable",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help=_("expandable_segments:True (default: as in this environment)"),
     )
     parser.add_argument("--grid", action="store_true", help=_("every stage x offload cell"))
     parser.add_argument("--json", action="store_true", help=_("the answer as JSON"))
@@ -159,12 +172,26 @@ def _training(args: argparse.Namespace) -> Training:
         load_dtype=dtype,
         optimizer=args.optimizer,
         param_groups=args.param_groups,
+        hold_logits=args.hold_logits,
+        expandable=_expandable(args),
     )
+
+
+def _expandable(args: argparse.Namespace) -> bool:
+    """As asked; for this machine, what its environment says."""
+    if args.expandable is not None or args.gpus or args.facts:
+        return bool(args.expandable)
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    return any("expandable_segments:True" in os.environ.get(n, "").replace(" ", "") for n in names)
 
 
 def _config(path: str | None) -> Mapping[str, Any]:
     if path is None:
-        return {"bf16": {"enabled": True}, "optimizer": {"type": "AdamW"}}
+        return {
+            "train_micro_batch_size_per_gpu": "auto",
+            "bf16": {"enabled": True},
+            "optimizer": {"type": "AdamW"},
+        }
     from dstui.config.document import read
     from dstui.rules.kind import refuse_other
 
