@@ -24,6 +24,7 @@ _FACTS = {
     "compiler",
     "libaio",
     "wsl",
+    "nodes",
 }
 
 
@@ -44,6 +45,7 @@ def facts(**say: Any) -> Facts:
             memlock_soft=say.get("memlock"),
             wsl=say.get("wsl"),
         ),
+        nodes=say.get("nodes", 1),
         toolchain=Toolchain(
             arch_list=say.get("arch_list"),
             compiler=say.get("compiler", "g++"),

@@ -66,6 +66,8 @@ def _next_step(kind: str) -> str:
         return _("put the keys between { and }")
     if kind == "duplicate":
         return _("remove one of the two")
+    if kind == "missing":
+        return _("check the path: it is read from the current directory")
     return _("correct the place and check again")
 
 

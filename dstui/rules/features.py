@@ -501,3 +501,29 @@ def pinned_memory_on_wsl(s: Subject) -> Iterator[Hit]:
                 hint=_("write pin_memory: false"),
                 fix=put(pointer, False, there=s.written(pointer), safe=False),
             )
+
+
+@rule(
+    "DS222",
+    "stage-3-between-nodes",
+    Severity.INFO,
+    "step",
+    since="0.10.0",
+    needs=("facts",),
+    what=N_("ZeRO stage 3 on several nodes without zero_hpz_partition_size."),
+    why=N_(
+        "Each layer's parameters are gathered over all nodes, forward and backward. With hpZ (ZeRO++) the backward gather stays inside a node, for a second 16-bit copy of the parameters per node."
+    ),
+    example='{"train_batch_size": 16, "zero_optimization": {"stage": 3}}',
+    fix=N_("On a slow fabric set zero_hpz_partition_size to the GPUs of one node, if memory allows."),
+    source="deepspeed/runtime/zero/partition_parameters.py secondary partition @ 0.10.0-0.19.8; public reports",
+    context={"world_size": 16, "gpus": 8, "nodes": 2},
+)
+def stage_3_between_nodes(s: Subject) -> Iterator[Hit]:
+    size = s.integer(ZERO + "/zero_hpz_partition_size") or 1
+    if s.stage == 3 and s.facts is not None and s.facts.nodes > 1 and size <= 1:
+        yield Hit(
+            ZERO + "/stage",
+            _("parameters are gathered over {nodes} nodes for every layer").format(nodes=s.facts.nodes),
+            hint=_("on a slow fabric set zero_hpz_partition_size to the GPUs of one node"),
+        )

@@ -539,7 +539,7 @@ def decay_peaks_at_default_lr(s: Subject) -> Iterator[Hit]:
     "total-steps-below-warmup",
     Severity.WARNING,
     "step",
-    what=N_("total_num_steps is smaller than warmup_num_steps."),
+    what=N_("total_num_steps is not larger than warmup_num_steps."),
     why=N_(
         "The warmup never ends, and the decay begins past its own end: the learning rate never reaches its peak."
     ),
@@ -554,12 +554,14 @@ def total_steps_below_warmup(s: Subject) -> Iterator[Hit]:
         s.scheduler in ("WarmupDecayLR", "WarmupCosineLR")
         and total is not None
         and warm is not None
-        and total < warm
+        and total <= warm
     ):
         yield Hit(
             "/scheduler/params/total_num_steps",
             _("{total:g} steps in all, but {warm:g} of warmup").format(total=total, warm=warm),
-            effect=_("the learning rate never reaches its peak"),
+            effect=_("the learning rate never reaches its peak")
+            if total < warm
+            else _("no step is left for the decay"),
             hint=_(
                 "total_num_steps counts the optimizer steps of the whole run; warmup_num_steps is 1000 when unset"
             ),

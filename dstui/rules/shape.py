@@ -448,6 +448,41 @@ def _shown(value: Any) -> str:
 
 
 @rule(
+    "DS117",
+    "key-newer-than-release",
+    Severity.WARNING,
+    "parse",
+    what=N_("A key that came later than the release, in a section that refuses unknown keys."),
+    why=N_(
+        "For releases without a schema dstui still knows when each key came. A checked section refuses a key that it does not know yet; with a schema DS112 says so."
+    ),
+    example='{"train_batch_size": 8, "zero_optimization": {"stage": 3, "zero_quantized_weights": true}}',
+    fix=N_("Use a newer release, or remove the key."),
+    source="schemas/timeline.json, generated from the config models of 0.9.5-0.19.8",
+    context={"release": "0.9.5"},
+)
+def key_newer_than_release(s: Subject) -> Iterator[Hit]:
+    from dstui.config.schema import all_releases, history
+
+    if s.schema is not None or s.release.split("+")[0] not in all_releases():
+        return
+    for block in (
+        "zero_optimization",
+        "zero_optimization/offload_optimizer",
+        "zero_optimization/offload_param",
+    ):
+        for key in s.block(f"/{block}"):
+            rows = history(f"/{block}/{escape(str(key))}")
+            if rows and s.key < version_key(rows[0][0]):
+                yield Hit(
+                    f"/{block}/{escape(str(key))}",
+                    _("{key} exists from {release}").format(key=key, release=rows[0][0]),
+                    effect=_("this release refuses a key that it does not know"),
+                    hint=_("use a newer release, or remove it"),
+                )
+
+
+@rule(
     "DS120",
     "wrong-type",
     Severity.ERROR,
@@ -983,7 +1018,9 @@ def auto_left_to_arguments(s: Subject) -> Iterator[Hit]:
         yield Hit(
             left[0],
             _("filled from the training arguments: {keys}").format(keys=keys),
-            hint=_("give them with --args to have them checked"),
+            hint=_("they come from the model's hidden_size; if its config has none, write numbers")
+            if set(left) <= {f"{ZERO}/reduce_bucket_size", *_HF_LEAVES}
+            else _("give them with --args to have them checked"),
         )
 
 

@@ -265,6 +265,31 @@ def timers_hidden(s: Subject) -> Iterator[Hit]:
         )
 
 
+@rule(
+    "DS737",
+    "cosine-without-decay",
+    Severity.ERROR,
+    "step",
+    until="0.19.2",
+    what=N_("WarmupCosineLR whose total_num_steps equals warmup_num_steps, on a release that divides by their difference."),
+    why=N_("The first step after the warmup divides by zero. From 0.19.3 the learning rate stays at its floor instead."),
+    example='{"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}, "scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 100, "warmup_num_steps": 100}}}',
+    fix=N_("Make total_num_steps the number of optimizer steps of the whole run."),
+    source="deepspeed/runtime/lr_schedules.py:848 @ 0.18.9; max(1, ...) @ 0.19.3",
+    context={"release": "0.19.2"},
+)  # fmt: skip
+def cosine_without_decay(s: Subject) -> Iterator[Hit]:
+    params = s.block("/scheduler/params")
+    total, warm = as_int(params.get("total_num_steps")), as_int(params.get("warmup_num_steps", 1000))
+    if s.scheduler == "WarmupCosineLR" and total is not None and warm is not None and total == max(2, warm):
+        yield Hit(
+            "/scheduler/params/total_num_steps",
+            _("no step is left after the warmup, and this release divides by their number"),
+            effect=_("the first step after the warmup stops with a ZeroDivisionError"),
+            hint=_("total_num_steps must be larger than warmup_num_steps"),
+        )
+
+
 # -- trainers -----------------------------------------------------------------------------------------------
 
 
