@@ -29,5 +29,5 @@ def test_wrap_breaks_between_chinese_characters_and_keeps_words() -> None:
 def test_wrap_loses_nothing_and_fits(text: str, columns: int) -> None:
     lines = wrap(text, columns)
     assert "".join(lines).replace(" ", "") == text.replace(" ", "")
-    for line in lines:
-        assert width(line) <= columns + 2 or " " not in line.strip()
+    for line in lines:  # closing punctuation hangs over, a word stays whole
+        assert width(line.rstrip("，.")) <= columns or " " not in line.strip()
