@@ -22,7 +22,7 @@ from dstui.runs.start import PreflightFailed, start
 from dstui.runs.store import list_runs
 
 PLAIN = "import argparse, deepspeed\ndeepspeed.add_config_arguments(argparse.ArgumentParser())\n"
-GOOD: dict[str, Any] = {"train_micro_batch_size_per_gpu": 1}
+GOOD: dict[str, Any] = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 0}}
 OFFLOAD = GOOD | {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
 TOOLS = Toolchain(
     nvcc="/usr/bin/nvcc",
