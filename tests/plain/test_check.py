@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -297,3 +300,224 @@ def test_nothing_heavy_is_loaded(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def _strange(folder: Path, kind: str) -> str:
+    path = folder / "ds.json"
+    if kind == "2 MB":
+        path.write_text('{"train_batch_size": 8, "x": "' + "a" * 2_000_000 + '"}')
+    elif kind == "10000 objects deep":
+        path.write_text('{"a":' * 10_000 + "1" + "}" * 10_000)
+    elif kind == "10000 lists deep":
+        path.write_text('{"train_batch_size": 8, "x": ' + "[" * 10_000 + "]" * 10_000 + "}")
+    elif kind == "invalid UTF-8":
+        path.write_bytes(b'{"train_batch_size": 8, "\xff\xfe": 1}')
+    elif kind == "FIFO":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "no permission":
+        path.symlink_to(folder / "nowhere")
+    else:
+        return kind
+    return str(path)
+
+
+STRANGE = ("2 MB", "10000 objects deep", "10000 lists deep", "invalid UTF-8", "FIFO", "directory", "no permission", "/dev/zero")  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+@pytest.mark.parametrize("engine", ["deepspeed", "hf"])
+def test_no_file_is_too_strange(
+    kind: str, engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = _strange(tmp_path, kind)
+    begin = time.monotonic()
+    code, data = answer([path, "--deepspeed", "0.19.8", "--engine", engine], capsys)
+    assert time.monotonic() - begin < 3
+    assert code == 2
+    (finding,) = data["files"][0]["findings"]
+    assert finding["code"] == "DS101"
+    assert finding["message"]
+    assert finding["hint"]
+    for form in ("full", "concise", "github", "sarif"):
+        assert cli.main(["check", path, "--deepspeed", "0.19.8", "--engine", engine, "--format", form]) == 2
+        out = capsys.readouterr()
+        assert "DS101" in out.out
+        assert "Traceback" not in out.out + out.err
+    assert cli.main(["versions", path, "--from", "0.19.4", "--to", "0.19.8", "--engine", engine]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_max_size_overrides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = _strange(tmp_path, "2 MB")
+    code, data = answer([path, "--deepspeed", "0.19.8", "--max-size", "4MB"], capsys)
+    assert (code, data["files"][0]["verdict"]) == (0, "accepted")
+
+
+SARIF: dict[
+    str, Any
+] = {  # what SARIF 2.1.0 asks of the parts that check writes (OASIS, sections 3.13 to 3.30)
+    "type": "object",
+    "required": ["version", "runs"],
+    "properties": {
+        "$schema": {"type": "string", "pattern": "^https://.*sarif.*2\\.1\\.0.*json$"},
+        "version": {"const": "2.1.0"},
+        "runs": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/run"}},
+    },
+    "additionalProperties": False,
+    "$defs": {
+        "text": {
+            "type": "object",
+            "required": ["text"],
+            "properties": {"text": {"type": "string", "minLength": 1}},
+            "additionalProperties": False,
+        },
+        "run": {
+            "type": "object",
+            "required": ["tool", "results"],
+            "properties": {
+                "tool": {
+                    "type": "object",
+                    "required": ["driver"],
+                    "properties": {"driver": {"$ref": "#/$defs/driver"}},
+                    "additionalProperties": False,
+                },
+                "columnKind": {"enum": ["utf16CodeUnits", "unicodeCodePoints"]},
+                "results": {"type": "array", "items": {"$ref": "#/$defs/result"}},
+            },
+            "additionalProperties": False,
+        },
+        "driver": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {
+                "name": {"type": "string"},
+                "version": {"type": "string"},
+                "rules": {"type": "array", "uniqueItems": True, "items": {"$ref": "#/$defs/rule"}},
+            },
+            "additionalProperties": False,
+        },
+        "rule": {
+            "type": "object",
+            "required": ["id"],
+            "properties": {
+                "id": {"type": "string"},
+                "name": {"type": "string"},
+                "shortDescription": {"$ref": "#/$defs/text"},
+                "fullDescription": {"$ref": "#/$defs/text"},
+                "defaultConfiguration": {
+                    "type": "object",
+                    "properties": {"level": {"$ref": "#/$defs/level"}},
+                    "additionalProperties": False,
+                },
+            },
+            "additionalProperties": False,
+        },
+        "level": {"enum": ["none", "note", "warning", "error"]},
+        "result": {
+            "type": "object",
+            "required": ["message"],
+            "properties": {
+                "ruleId": {"type": "string"},
+                "level": {"$ref": "#/$defs/level"},
+                "message": {"$ref": "#/$defs/text"},
+                "locations": {"type": "array", "maxItems": 1, "items": {"$ref": "#/$defs/location"}},
+            },
+            "additionalProperties": False,
+        },
+        "location": {
+            "type": "object",
+            "required": ["physicalLocation"],
+            "properties": {
+                "physicalLocation": {
+                    "type": "object",
+                    "required": ["artifactLocation"],
+                    "properties": {
+                        "artifactLocation": {
+                            "type": "object",
+                            "required": ["uri"],
+                            "properties": {"uri": {"type": "string", "pattern": "^[!-~]+$"}},
+                            "additionalProperties": False,
+                        },
+                        "region": {
+                            "type": "object",
+                            "required": ["startLine"],
+                            "properties": {
+                                "startLine": {"type": "integer", "minimum": 1},
+                                "startColumn": {"type": "integer", "minimum": 1},
+                            },
+                            "additionalProperties": False,
+                        },
+                    },
+                    "additionalProperties": False,
+                }
+            },
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+def test_sarif_holds_to_its_structure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from jsonschema import Draft202012Validator
+
+    wrong = sorted((Path(__file__).parent.parent / "data" / "wrong").glob("[0-9]*.json"))
+    odd = tmp_path / "名 字, 100%.json"
+    odd.write_text('{"train_batch_size": "auto"}', encoding="utf-8")
+    files = [*map(str, wrong), str(odd), str(tmp_path / "missing.json")]
+    assert cli.main(["check", *files, "--deepspeed", "0.19.8", "--format", "sarif"]) == 2
+    sarif = json.loads(capsys.readouterr().out)
+    assert not [f"{e.json_path}: {e.message}" for e in Draft202012Validator(SARIF).iter_errors(sarif)]
+    (run,) = sarif["runs"]
+    ids = [r["id"] for r in run["tool"]["driver"]["rules"]]
+    assert len(ids) == len(set(ids))
+    assert {r["ruleId"] for r in run["results"]} == set(ids)
+    assert len(run["results"]) > 60
+
+
+def test_github_lines_survive_odd_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    odd = tmp_path / "a,b:c\n%.json"
+    odd.write_text('{"train_batch_size": 8, "zero_optimization": {"stage": 2, "overlap_com": true}}')
+    cli.main(["check", str(odd), "--deepspeed", "0.19.8", "--format", "github"])
+    for line in capsys.readouterr().out.splitlines():
+        assert re.fullmatch(
+            r"::(error|warning|notice) file=[^,:\n]+(,line=\d+,col=\d+)?,title=[^,:\n]+::.+", line
+        )
+        assert "%0A" in line
+        assert "%25" in line
+
+
+def test_concise_and_full_say_each_finding_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(
+        tmp_path,
+        '{"train_batch_size": 8, "zero_optimization": {"stage": 2, "overlap_com": true}, "x\\ny": 1}',
+    )
+    _code, data = answer([path, "--deepspeed", "0.19.8"], capsys)
+    wanted = [f["code"] for f in data["files"][0]["findings"]]
+    cli.main(["check", path, "--deepspeed", "0.19.8", "--format", "concise"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(": ")[1].split()[0] for line in lines] == wanted
+    cli.main(["check", path, "--deepspeed", "0.19.8", "--format", "full"])
+    out = capsys.readouterr().out
+    assert [
+        line.split(": ")[1].split()[0] for line in out.splitlines()[:-1] if not line.startswith(" ")
+    ] == wanted
+
+
+def test_a_model_makes_the_rules_on_host_memory_speak(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    offload = {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": True}}
+    path = write(tmp_path, {**GOOD, "zero_optimization": offload})
+    facts = {"schema_version": 1, "host": {"ram_total": 64 << 30, "ram_available": 60 << 30}, "gpus": []}
+    machine = write(tmp_path, facts, "facts.json")
+    argv = [path, "--deepspeed", "0.19.8", "--facts", machine, "--world-size", "1"]
+    _code, without = answer(argv, capsys)
+    assert {"code": "DS502", "needs": "model"} in without["files"][0]["skipped"]
+    code, data = answer([*argv, "--model", "7B"], capsys)
+    (found,) = [f for f in data["files"][0]["findings"] if f["code"] == "DS502"]
+    assert "GiB of host RAM" in found["message"]
+    assert code == 1
+    assert cli.main(["check", path, "--model", "no-such-model-anywhere"]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
