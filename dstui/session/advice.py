@@ -146,7 +146,7 @@ def _engine_options(s: State) -> tuple[Option, ...]:
     def lacks(package: str) -> str:
         if it is None or it.packages.get(package):
             return ""
-        return _("{package} is missing").format(package=package)
+        return _("not installed")
 
     return (
         Option("demo", _("demo"), _("the bundled tiny GPT")),
@@ -473,7 +473,7 @@ def _offload(s: State) -> tuple[Any, str]:
 
 def _offload_options(s: State) -> tuple[Option, ...]:
     stage = s.get("stage")
-    no_optimizer = _("needs stage 1 or higher") if stage < 1 else ""
+    no_optimizer = _("needs stage 1-3") if stage < 1 else ""
     if not no_optimizer and s.typed.get("optimizer") == "script":
         no_optimizer = _("an optimizer made by the script stays where the script puts it")
     no_param = _("needs stage 3") if stage < 3 else ""
@@ -486,9 +486,7 @@ def _offload_options(s: State) -> tuple[Option, ...]:
 
     both = no_param or no_optimizer
     return (
-        Option(
-            "none", _("none"), _("everything stays in RAM") if on_cpu(s) else _("everything stays on the GPU")
-        ),
+        Option("none", _("none"), _("all stays in RAM") if on_cpu(s) else _("all stays on the GPU")),
         Option("optimizer", _("optimizer"), saves("optimizer"), not no_optimizer, no_optimizer),
         Option("param", _("parameters"), saves("param"), not no_param, no_param),
         Option("both", _("optimizer + parameters"), saves("both"), not both, both),
@@ -692,7 +690,7 @@ def _optimizer_options(s: State) -> tuple[Option, ...]:
     if current and current not in (*names, "script"):
         names.append(current)
     return (
-        *(Option(n, n, _("half the states of Adam") if n == "Lion" else "") for n in names),
+        *(Option(n, n, _("half the states") if n == "Lion" else "") for n in names),
         Option("script", _("made by the script"), "", not why, why),
     )
 

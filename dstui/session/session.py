@@ -245,6 +245,25 @@ class Session:
         target = self.target(path)
         return Written(target, save(target, report.config_text), report)
 
+    def save_preset(self, name: str) -> Preset:
+        """Keep the config as the preset ``name`` of the user's. Raises DstuiError."""
+        from dstui.config import presets
+
+        report = self.report()
+        if report.blockers:
+            raise DstuiError(_("the wizard's config is not complete"), report.blockers[0])
+        return presets.save_user(
+            presets.Preset(
+                name=name,
+                title=name,
+                engine=report.engine if report.engine in presets.ENGINES else "plain",
+                when="",
+                needs="",
+                source=_("made in the wizard"),
+                config=report.config,
+            )
+        )
+
     def run_spec(self) -> RunSpec:
         """What ``dstui.runs.start`` needs. Raises DstuiError when something must be answered first."""
         from dstui.runs.spec import RunSpec
@@ -737,7 +756,7 @@ def _decide_offload(self: Session) -> str:
     s = self._state
     stage, offload = s.get("stage"), s.get("offload")
     if advice.on_cpu(s):
-        return _("No GPU: parameters, gradients and optimizer are in RAM as it is.")
+        return _("No GPU: all of it is in RAM anyway.")
     need, room = advice.states(s, stage, offload), advice.card(s)
     if need is None or room is None:
         return _("Offload only when the states do not fit: every step then crosses PCIe and the CPU.")

@@ -110,7 +110,7 @@ FIELDS: tuple[FieldSpec, ...] = (
         "batch",
         "int",
         N_("Micro batch"),
-        N_("samples a GPU in one forward"),
+        N_("samples a rank in one forward"),
         N_("samples"),
         1,
         10**7,
@@ -202,9 +202,7 @@ FIELDS: tuple[FieldSpec, ...] = (
         1,
         100000,
     ),
-    FieldSpec(
-        "precision", "precision", "choice", N_("Precision"), N_("of parameters and gradients on the GPU")
-    ),
+    FieldSpec("precision", "precision", "choice", N_("Precision"), N_("of parameters and gradients")),
     FieldSpec("optimizer", "precision", "choice", N_("Optimizer"), N_("made by DeepSpeed, or by the script")),
     FieldSpec("lr", "precision", "float", N_("Learning rate"), "", "", 0.0, 1e6),
     FieldSpec("weight_decay", "precision", "float", N_("Weight decay"), "", "", 0.0, 1e6),

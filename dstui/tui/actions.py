@@ -45,6 +45,7 @@ ACTIONS: list[Action] = [
     Action("wizard", "panel", "v,f2", N_("fit, findings, the file")),
     Action("wizard", "steps", "tab", N_("list of steps, panel, fields")),
     Action("wizard", "write", "w,f3", N_("write the file (review)")),
+    Action("wizard", "keep", "s,f5", N_("save the config as a preset (review)")),
     Action("wizard", "launch", "l,f4", N_("launch the run (review)")),
     Action("form", "up", "up,shift+tab", N_("up")),
     Action("form", "down", "down", N_("down")),

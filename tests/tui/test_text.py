@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -135,3 +136,29 @@ def test_status_counts_by_letter() -> None:
     assert "tight" in shown and "1 E" in shown
     quiet = plain_text([panel.status_line(_report(findings=()), 100, UNICODE)])
     assert "no findings" in quiet
+
+
+def _spoken(report: Report) -> int:
+    """How many findings the status line counts."""
+    shown = plain_text([panel.status_line(report, 100, UNICODE)])
+    return sum(int(n) for n in re.findall(r"\b(\d+) [!ESNMWI]\b|\b(\d+) !", shown) for n in n if n)
+
+
+def test_status_counts_what_the_page_lists() -> None:
+    error = _report().findings[0]
+    info = replace(error, code="DS499", severity=Severity.INFO)
+    said = f"{error.code} {error.message}"
+    for report in (
+        _report(findings=(info,)),
+        _report(findings=(error, info), blockers=(said,)),  # the finding that blocks is one finding
+        _report(findings=(info,), blockers=("Model: no such file",), warnings=("w", "x")),
+    ):
+        assert (
+            _spoken(report)
+            == panel.count(report)
+            == len(report.findings) + len(report.warnings) + (report.blockers == ("Model: no such file",))
+        )
+        rows = plain_text(panel.finding_lines(report, 60, ASCII)).splitlines()
+        assert sum(row[:2] in ("! ", "E ", "I ", "W ") for row in rows) == panel.count(report)
+    assert "1 I" in plain_text([panel.status_line(_report(findings=(info,)), 100, UNICODE)])
+    assert "no findings" in plain_text([panel.status_line(_report(findings=()), 100, UNICODE)])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dstui.config import presets
 from dstui.config.document import Document
 from dstui.facts.model import Facts
 from dstui.session.model import STEPS
@@ -453,3 +454,38 @@ async def test_presets_and_runs_are_modes_of_their_own(make_app: MakeApp) -> Non
         assert walk.app.current_mode == "runs"
         await walk.press("ctrl+w")
         assert walk.step == "batch"
+
+
+async def test_a_step_reached_from_the_panel_has_its_width(make_app: MakeApp) -> None:
+    """The pane is hidden while the panel is open at 80 columns: what is drawn then must be drawn again."""
+    async with walking(make_app(gpu_facts(2))) as walk:
+        await walk.press("right", "right", "right")
+        await walk.press("v", "5")
+        assert walk.step == "offload"
+        straight = walk.text
+        await walk.press("left", "right")
+        assert walk.text == straight
+        assert "states left on the card" in straight and "Culprit when: Host memory high" in straight
+
+
+async def test_review_saves_a_preset(make_app: MakeApp) -> None:
+    async with walking(make_app(gpu_facts(2))) as walk:
+        await walk.press("A")
+        await walk.settle()
+        assert "save as preset" in walk.text
+        await walk.press("s")
+        await walk.settle()
+        assert "mine-2" in walk.text
+        await walk.type("own")
+        await walk.press("enter")
+        await walk.settle()
+        assert "saved: own" in walk.text
+        kept = presets.load("own")
+        assert not kept.shipped and kept.config == walk.wizard.report.config
+        await walk.press("s")
+        await walk.settle()
+        await walk.type("own")
+        await walk.press("enter")
+        await walk.settle()
+        assert "own" in walk.text and "saved" not in walk.text
+        assert presets.load("own").config == kept.config

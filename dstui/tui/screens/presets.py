@@ -246,30 +246,13 @@ class PresetsScreen(BaseScreen):
         if not self.dstui.has_session:
             self.say(_("the wizard has no config yet: Enter on a preset opens it there"))
             return
-        offered = _new_name("mine", {x.name for x in self._presets})
+        offered = new_name("mine", {x.name for x in self._presets})
         self._ask(_("save the wizard's config as"), offered, self._keep)
 
     def _keep(self, name: str) -> None:
         session = self.dstui.session.fork()
 
-        def work() -> Preset:
-            report = session.report()
-            if report.blockers:
-                raise DstuiError(_("the wizard's config is not complete"), report.blockers[0])
-            engine = "plain" if report.engine == "demo" else report.engine
-            return presets.save_user(
-                Preset(
-                    name=name,
-                    title=name,
-                    engine=engine if engine in presets.ENGINES else "plain",
-                    when="",
-                    needs="",
-                    source=_("made in the wizard"),
-                    config=report.config,
-                )
-            )
-
-        self._change(work, _("saved: {name}").format(name=name), name)
+        self._change(lambda: session.save_preset(name), _("saved: {name}").format(name=name), name)
 
     def action_rename(self) -> None:
         p = self.preset
@@ -293,7 +276,7 @@ class PresetsScreen(BaseScreen):
             self._change(lambda: presets.delete(p.name), _("deleted: {name}").format(name=p.name), None)
 
     def _ask_name(self, question: str, p: Preset, then: Callable[[Preset, str], None]) -> None:
-        self._ask(question, _new_name(p.name, {x.name for x in self._presets}), partial(then, p))
+        self._ask(question, new_name(p.name, {x.name for x in self._presets}), partial(then, p))
 
     def _ask(self, question: str, offered: str, then: Callable[[str], None]) -> None:
         """Ask for the name of a new preset; one that cannot be is refused with the reason."""
@@ -308,7 +291,7 @@ class PresetsScreen(BaseScreen):
                 return
             then(name)
 
-        self.app.push_screen(Prompt(question, offered, _("letters, digits, '.', '_' and '-'")), answered)
+        self.app.push_screen(Prompt(question, offered, name_rule()), answered)
 
     def _change(self, work: Callable[[], object], text: str, at: str | None) -> None:
         def done(_result: object) -> None:
@@ -325,7 +308,12 @@ class PresetsScreen(BaseScreen):
         self.dstui.jobs.run("preset-change", work, done, failed)
 
 
-def _new_name(name: str, taken: Collection[str]) -> str:
+def name_rule() -> str:
+    """What a preset's name may hold."""
+    return _("letters, digits, '.', '_' and '-'")
+
+
+def new_name(name: str, taken: Collection[str]) -> str:
     """A free name to offer: ``zero3-2``, ``zero3-3`` ..."""
     stem, _dash, last = name.rpartition("-")
     stem = stem if stem and last.isdigit() else name

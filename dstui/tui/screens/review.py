@@ -8,15 +8,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dstui import paths
+from dstui.config import presets
 from dstui.errors import DstuiError
 from dstui.i18n import _
 from dstui.session.model import Report
 from dstui.tui.screens.ask import Ask
+from dstui.tui.screens.presets import name_rule, new_name
+from dstui.tui.screens.prompt import Prompt
 from dstui.tui.terminal import Glyphs
-from dstui.tui.text import SEVERITY_ROLE, Line, clip, clip_middle, line, width, wrapped
+from dstui.tui.text import SEVERITY_ROLE, Line, clip_middle, line, width, wrapped
 from dstui.tui.widgets import panel
 
 if TYPE_CHECKING:
+    from dstui.config.presets import Preset
     from dstui.facts.model import Facts
     from dstui.runs.preflight import Problem
     from dstui.session import Session
@@ -144,6 +148,35 @@ class Review:
 
         screen.dstui.jobs.run("write", session.fork().write, done, lambda error: _failed(screen, error))
 
+    def keep(self, screen: WizardScreen) -> None:
+        """Ask for a name and save the config as a preset."""
+        report = screen.report
+        if report is None or not screen.fresh:
+            self._then = self.keep
+            screen.say(_("computing, then saving ..."))
+            return
+        if report.blockers:
+            screen.say(_("not saved: {why}").format(why=report.blockers[0]), "bad")
+            return
+        session = screen.session.fork()
+
+        def answered(name: str | None) -> None:
+            if not name:
+                return
+            screen.dstui.jobs.run(
+                "preset",
+                lambda: session.save_preset(name),
+                lambda _preset: screen.say(_("saved: {name}").format(name=name), "good"),
+                lambda error: _failed(screen, error),
+            )
+
+        def ask(taken: tuple[Preset, ...]) -> None:
+            if screen.is_current and screen.step_id == "review":
+                offered = new_name("mine", {p.name for p in taken})
+                screen.app.push_screen(Prompt(_("save as preset"), offered, name_rule()), answered)
+
+        screen.dstui.jobs.run("presets", presets.list_presets, ask, lambda error: _failed(screen, error))
+
     def launch(self, screen: WizardScreen) -> None:
         """Start the run in the background and open the monitor on it."""
         report = screen.report
@@ -192,7 +225,10 @@ class Review:
             rows += _marked("!", "bad", text, cells, g)
         for text in report.warnings:
             rows += _marked("W", "warn", text, cells, g)
-        serious = [f for f in report.findings if f.severity.letter != "I"]
+        said = {*report.blockers, *report.launch_blockers}
+        serious = [
+            f for f in report.findings if f.severity.letter != "I" and f"{f.code} {f.message}" not in said
+        ]
         for f in sorted(serious, key=lambda f: f.severity.rank)[:3]:
             rows += _marked(
                 f.severity.letter, SEVERITY_ROLE[f.severity.letter], f"{f.code} {f.message}", cells, g
@@ -212,7 +248,7 @@ class Review:
             stopped = any(problem.severity == "error" for problem in p.problems)
             rows.append(_rule(_("would start") if stopped else _("Enter starts"), cells, g))
             rows += wrapped(p.command, cells, cut=g.cut, limit=6)
-            rows.append(line((clip(" ".join(p.env), cells, g.cut), "dim")))
+            rows += wrapped(" ".join(p.env), cells, "dim", cut=g.cut, limit=2)
             rows.append(())
         state = _("new") if not p.exists else _("changed") if p.diff else _("unchanged")
         rows.append(_rule(_("w writes {path} ({state})").format(path=p.target, state=state), cells, g))

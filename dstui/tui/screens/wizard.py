@@ -167,9 +167,17 @@ class WizardScreen(BaseScreen):
             self.redraw()
 
     def on_line_view_resized(self, message: LineView.Resized) -> None:
-        """The panel or the review's lower part has come, or has another width."""
+        """A view has come, or has another width."""
+        if self._session is None or self.tiny:
+            return
         if message.view.id in ("panel", "detail"):
             self._draw_answer()
+        elif message.view.id == "head":
+            self._draw_head()
+        elif message.view.id == "form":
+            self._draw_help()
+        elif message.view.id == "signal":
+            self._draw_signal()
 
     def help_text(self) -> str:
         """For the top of the help page: this step and its signal."""
@@ -297,6 +305,8 @@ class WizardScreen(BaseScreen):
         """The bottom of the pane: what tells that this step is the culprit."""
         view = self.view("signal")
         view.styles.height = height = 1 if self.step_id == "review" else 3
+        if not view.size.width:  # hidden by the panel: drawn when it comes back
+            return
         head = _("Culprit when:")
         rows = wrapped(
             f"{head} {STEPS[self._step].signal}",
@@ -314,7 +324,11 @@ class WizardScreen(BaseScreen):
     def _draw_head(self) -> None:
         step = STEPS[self._step]
         head = self.view("head")
+        tall = self.size.height >= 30
+        head.styles.height = 2 if step.id == "review" and not tall else 4 if tall else 3
         cells = head.size.width
+        if not cells:  # hidden by the panel: drawn when it comes back
+            return
         right = _("step {n} of {all}").format(n=self._step + 1, all=len(STEPS))
         title = step.title
         gap = max(1, cells - width(title) - width(right) - 2)
@@ -327,8 +341,6 @@ class WizardScreen(BaseScreen):
                 deciding = panel.verdict_word(estimate)[0]
         rows = [line((" " + title, "title"), " " * gap, (right, "dim"))]
         rows += wrapped(deciding, cells - 1, "strong", " ", limit=2, cut=self.glyphs.cut)
-        tall = self.size.height >= 30
-        head.styles.height = 2 if step.id == "review" and not tall else 4 if tall else 3
         head.show(rows)
 
     def _draw_help(self) -> None:
@@ -340,7 +352,7 @@ class WizardScreen(BaseScreen):
             parts = []
             if o is not None and not o.enabled:
                 parts.append(_("not possible: {why}").format(why=o.why_not))
-            elif o is not None and width(o.note) > self.form.size.width // 3:
+            elif o is not None and self.form.note_is_cut:
                 parts.append(f"{o.label.strip()}: {o.note}")
             if f.help:
                 parts.append(f"{f.label}: {f.help}")
@@ -361,8 +373,8 @@ class WizardScreen(BaseScreen):
             return [*keys, ("Tab", _("complete"))] if f is not None and f.kind == "path" else keys
         if self.step_id == "review":
             return [
-                ("Enter", _("launch")), ("w", _("write only")), ("Space", _("edit")), ("v", _("fit, findings")),
-                ("Tab", _("scroll")), ("Left", _("back")),
+                ("Enter", _("launch")), ("w", _("write only")), ("s", _("save as preset")), ("Space", _("edit")),
+                ("v", _("fit, findings")), ("Tab", _("scroll")), ("Left", _("back")),
             ]  # fmt: skip
         text = self.form.takes_text
         keys = [("Enter", _("next") if self.form.would_finish() else _("choose"))]
@@ -409,7 +421,7 @@ class WizardScreen(BaseScreen):
         for name in PAGES:
             label = _(PAGE_NAMES[name])
             if name == "findings" and r is not None:
-                label += f" {len(r.findings) + len(r.blockers) + len(r.warnings)}"
+                label += f" {panel.count(r)}"
             head += [
                 (f" {label} ", "cursor" if page == name else "strong"),
                 " ",
@@ -578,6 +590,13 @@ class WizardScreen(BaseScreen):
             self.show_step(len(STEPS) - 1)
             return
         self._review.write(self)
+
+    def action_keep(self) -> None:
+        """Save the config as a preset of the person's."""
+        if self.step_id != "review":
+            self.show_step(len(STEPS) - 1)
+            return
+        self._review.keep(self)
 
     def action_launch(self) -> None:
         """Start the run and show it."""

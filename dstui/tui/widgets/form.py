@@ -112,6 +112,15 @@ class Form(LineView):
         return None if item is None or item.option is None else self._fields[item.field].options[item.option]
 
     @property
+    def note_is_cut(self) -> bool:
+        """Whether the note of the option under the cursor is not there in full."""
+        f, o = self.field, self.option
+        if f is None or o is None or not o.note:
+            return False
+        room = self._free() - self._names(f) - 2
+        return all(text.strip() != o.note for text, _role in self._tail_of(f, o, room))
+
+    @property
     def editing(self) -> bool:
         return self._buffer is not None
 
@@ -440,9 +449,7 @@ class Form(LineView):
 
     def _options(self, n: int, f: FieldView, label_width: int, item: _Item | None) -> list[Line]:
         g = self.glyphs
-        free = self.size.width - label_width - 6
-        noted = any(o.note or o.why_not for o in f.options)
-        names = min(max(width(o.label) for o in f.options), max(25, free // 2) if noted else free)
+        free, names = self._free(), self._names(f)
         rows = []
         for m, o in enumerate(f.options):
             on_it = item is not None and item.field == n and item.option == m
@@ -452,9 +459,7 @@ class Form(LineView):
             mark = (g.ticked if chosen else g.unticked) if f.kind == "multi" else (g.on if chosen else g.off)
             role = "" if o.enabled else "dim"
             name = pad(clip_middle(o.label, names, g.cut), names)
-            note = o.note if o.enabled else o.why_not or o.note
-            best = f.kind == "choice" and o.enabled and o.value == f.recommended and f.recommended is not None
-            tail = self._tail(note, best, chosen, free - names - 2)
+            tail = self._tail_of(f, o, free - names - 2)
             rows.append(
                 line(
                     label,
@@ -465,6 +470,21 @@ class Form(LineView):
                 )
             )
         return rows
+
+    def _free(self) -> int:
+        """Columns for an option's name and note."""
+        return self.size.width - self._label_width() - 6
+
+    def _names(self, f: FieldView) -> int:
+        """Columns of them for the names."""
+        free = self._free()
+        noted = any(o.note or o.why_not for o in f.options)
+        return min(max(width(o.label) for o in f.options), max(25, free // 2) if noted else free)
+
+    def _tail_of(self, f: FieldView, o: Option, room: int) -> list[Span]:
+        note = o.note if o.enabled else o.why_not or o.note
+        best = f.kind == "choice" and o.enabled and o.value == f.recommended and f.recommended is not None
+        return self._tail(note, best, self._chosen(f, o), room)
 
     def _tail(self, note: str, best: bool, chosen: bool, room: int) -> list[Span]:
         """After an option's name: its note, and the word that it is the recommended one.

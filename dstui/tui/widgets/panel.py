@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from dstui.estimate.result import PHASES, Estimate, Range
 from dstui.i18n import N_, _, ngettext
-from dstui.rules.diagnostic import Finding
 from dstui.session.model import Report
 from dstui.tui.terminal import Glyphs
 from dstui.tui.text import SEVERITY_ROLE, Line, clip, line, pad, width, wrapped
@@ -79,7 +78,7 @@ def status_line(report: Report | None, cells: int, g: Glyphs) -> Line:
             spans.append((f"  {_('GPU')} {_of(r, e.gpu.capacity)}", ""))
         if e.host.peak is not None:
             spans.append((f"  {_('host')} {_of(e.host.peak, e.host.capacity)}", ""))
-    tail = severity_counts(report.findings)
+    tail = severity_counts(report)
     text = sum(width(t) for t, _r in spans)
     room = cells - text - sum(width(t) for t, _r in tail) - 3
     if room < 0 and text > 20:
@@ -95,16 +94,28 @@ def _of(r: Range, capacity: int | None) -> str:
     return _("{used} of {all}").format(used=gib(r.expected), all=gib(capacity))
 
 
-def severity_counts(findings: Sequence[Finding]) -> list[tuple[str, str]]:
-    """``1 E  2 W`` as spans, worst first; ``no findings`` without any."""
-    shown = [f for f in findings if f.severity.letter != "I"]
-    if not shown:
+def own_blockers(report: Report) -> list[str]:
+    """The blockers that are no finding of the check; those are among the findings."""
+    known = {f"{f.code} {f.message}" for f in report.findings}
+    return [text for text in report.blockers if text not in known]
+
+
+def count(report: Report) -> int:
+    """How many things the page of findings lists."""
+    return len(report.findings) + len(own_blockers(report)) + len(report.warnings)
+
+
+def severity_counts(report: Report) -> list[tuple[str, str]]:
+    """``1 E  2 W  1 I`` as spans, worst first, ``count`` in all; ``no findings`` without any."""
+    letters = ["!"] * len(own_blockers(report)) + ["W"] * len(report.warnings)
+    letters += [f.severity.letter for f in report.findings]
+    if not letters:
         return [(_("no findings"), "good")]
     spans: list[tuple[str, str]] = []
-    for letter in "ESNMW":
-        n = sum(f.severity.letter == letter for f in shown)
+    for letter in "!ESNMWI":
+        n = letters.count(letter)
         if n:
-            spans.append((f"{n} {letter}", SEVERITY_ROLE[letter]))
+            spans.append((f"{n} {letter}", SEVERITY_ROLE.get(letter, "bad")))
             spans.append((" ", ""))
     return spans[:-1]
 
@@ -207,7 +218,7 @@ def finding_lines(report: Report | None, cells: int, g: Glyphs, limit: int | Non
     if report is None:
         return [line((_("computing ..."), "dim"))]
     rows: list[Line] = []
-    for text in report.blockers:
+    for text in own_blockers(report):
         rows += [
             line(("! ", "bad"), *first) if n == 0 else line("  ", *first)
             for n, first in enumerate(wrapped(text, cells - 2, cut=g.cut))
