@@ -595,10 +595,9 @@ def _name(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list[Re
             Repair(_("let dstui choose a free port: --master-port auto"))
         ]
     if re.search(r"No space left on device|Disk quota exceeded", text):
-        return (
-            Named("DR403" if "/dev/shm" in text or "shm" in text.lower() else "DR901", certainty, f.message),
-            [],
-        )
+        # multiprocessing's semaphores and queues live in /dev/shm, and the message does not say so
+        shared = "shm" in text.lower() or "multiprocessing/synchronize.py" in files
+        return Named("DR403" if shared else "DR901", certainty, f.message), []
     if re.search(r"inline_container.*unexpected pos|PytorchStreamWriter failed writing", text):
         # torch.save counts what it wrote and hides the error below: a write that came up short
         return Named("DR901", "likely", _first_line(text)), []

@@ -73,9 +73,7 @@ for step in range(6):
     if args.how == "floor" and step == 2:  # DeepSpeed's own scaler; fp16 itself needs a GPU
         from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
 
-        scaler = DynamicLossScaler(
-            init_scale=4, scale_factor=2, scale_window=10, min_scale=1, delayed_shift=1
-        )
+        scaler = DynamicLossScaler(4.0, 10, 1.0, 1, False)
         while True:
             scaler.update_scale(overflow=True)
     if args.how == "nan" and step >= 2:
