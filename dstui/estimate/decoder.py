@@ -16,7 +16,7 @@ from typing import Any
 from dstui.estimate.allocator import LOGITS
 from dstui.estimate.families import Inventory, Module, inventory
 from dstui.estimate.inputs import ModelShape
-from dstui.estimate.program import FREE, GRAD, WORK, Grad, Param, Program, Tape, Tensor, Workload
+from dstui.estimate.program import FREE, WORK, Grad, Param, Program, Tape, Tensor, Workload
 
 TIED = -1
 """Parameter index in the tail that means the embedding of the head."""
@@ -471,7 +471,7 @@ class _Builder:
     def _expert_grad(tape: Tape, index: int) -> None:
         p = tape.program.params[index]
         if p.trainable:
-            tape.ops.append((GRAD, index, tape.work.element * p.numel, 0))
+            tape.gradient(index, tape.work.element * p.numel)
 
     # -- after the layers ------------------------------------------------------------------------------------
     def _tail(self, inv: Inventory) -> Program:
@@ -501,6 +501,7 @@ class _Builder:
                 if self.family in LAYER_NORM
                 else tape.rms_norm(x, final, self.h, gemma=self.family.startswith("gemma"))
             )
+            tape.drop(x, x)  # the model's `hidden_states` now names the normed ones
             b = work.element
             tape.enter("lm_head")
             trains = (tied and work.lora_rank == 0) or (not tied and tape.trains("lm_head"))
@@ -513,7 +514,7 @@ class _Builder:
                 dx = tape.gwidth(self.h)
                 tape.ops.append((WORK, 0, 0, 0))
                 if tied and work.lora_rank == 0:
-                    tape.ops.append((GRAD, TIED, b * v * self.h, 0))
+                    tape.gradient(TIED, b * v * self.h)
                 elif not tied:
                     tape.weight_grads("lm_head")
                 tape.leave("lm_head")

@@ -18,9 +18,10 @@ from typing import NamedTuple
 
 from dstui.estimate.allocator import ACTIVATIONS
 
-ALLOC, FREE, ENTER, LEAVE, GRAD, WORK = range(6)
+ALLOC, FREE, ENTER, LEAVE, GRAD, HOOK, WORK = range(7)
 """Operation codes: ``(ALLOC, slot, bytes, tag)``, ``(FREE, slot, 0, 0)``, ``(ENTER|LEAVE, module, 0, 0)``
-(ZeRO-3 hooks), ``(GRAD, parameter, bytes, 0)`` (a gradient is made), ``(WORK, 0, 0, 0)`` (a matrix product: the
+(ZeRO-3 hooks), ``(GRAD, parameter, bytes, 0)`` (a gradient is made), ``(HOOK, parameter, 0, 0)`` (it arrives in the leaf, after the
+node that made it has let go of what it saved), ``(WORK, 0, 0, 0)`` (a matrix product: the
 first of a thread makes its cuBLAS workspace)."""
 
 Op = tuple[int, int, int, int]
@@ -131,6 +132,8 @@ class Tape:
         """Position of the last save: a recomputation stops there (torch.utils.checkpoint, early stop)."""
         self.cut_frees: list[int] = []
         self._worked = False
+        self._after: list[Op] = []
+        """Operations that follow the node in progress."""
         self._names = {name: i for i, (name, _params) in enumerate(program.modules)}
 
     # -- tensors -------------------------------------------------------------------------------------
@@ -203,7 +206,13 @@ class Tape:
         self.ops.append((ENTER, self._names[name], 0, 0))
 
     def leave(self, name: str) -> None:
-        self.ops.append((LEAVE, self._names[name], 0, 0))
+        (self._after or self.ops).append((LEAVE, self._names[name], 0, 0))
+
+    def gradient(self, index: int, nbytes: int) -> None:
+        """The gradient of parameter ``index`` is made by the node in progress. Its leaf runs next (accumulating
+        comes first in ``torch/csrc/autograd/engine.cpp``), and then what comes after the module."""
+        self.ops.append((GRAD, index, nbytes, 0))
+        self._after.append((HOOK, index, 0, 0))
 
     def weight_grads(self, name: str) -> None:
         """Gradients of the trainable parameters of ``name``, in the order autograd makes them."""
@@ -211,7 +220,7 @@ class Tape:
             p = self.program.params[index]
             if p.trainable:
                 element = max(self.work.element, -(-p.nbytes // p.numel)) if p.numel else self.work.element
-                self.ops.append((GRAD, index, element * p.numel, 0))
+                self.gradient(index, element * p.numel)
 
     def work_space(self) -> None:
         """The first product of this tape, once its output is there."""
@@ -256,6 +265,8 @@ class Tape:
             self.gdrop(g)
             for t in node.saved:
                 self._unsave(t)
+            self.ops += self._after
+            self._after = []
             for t, r in zip(node.inputs, results, strict=True):
                 if r is None:
                     continue
@@ -466,6 +477,8 @@ class Tape:
         self.drop(shifted)
         saved += self.save(r)
         y32 = self.width(wide, 4)
+        if low:
+            self.drop(x32)  # its name now means y32, which lives to the end of the function
         trains = self.trains(name)
         if gemma:
             if trains:
@@ -477,19 +490,16 @@ class Tape:
                 self.drop(product)
         elif low:
             y = self.width(wide)
-            self.drop(y32)
             if trains:
                 saved += self.save(y)
             out = self.width(wide)
-            self.drop(y)
+            self.drop(y, y32)
         else:
             if trains:
                 saved += self.save(y32)
             out = self.width(wide)
             self.drop(y32)
         self.drop(r)
-        if low:
-            self.drop(x32)
         self.leave(name)
 
         def backward(g: Grad) -> list[Grad | None]:

@@ -33,7 +33,7 @@ from dstui.estimate.allocator import (
 )
 from dstui.estimate.decoder import TIED, Decoder, decoder
 from dstui.estimate.inputs import ModelShape
-from dstui.estimate.program import ALLOC, ENTER, FREE, GRAD, LEAVE, WORK, Op, Program, Workload
+from dstui.estimate.program import ALLOC, ENTER, FREE, GRAD, HOOK, LEAVE, WORK, Op, Program, Workload
 from dstui.estimate.settings import Settings
 from dstui.estimate.zero3 import Coordinator
 
@@ -455,15 +455,11 @@ class _Run:
             self.logits, slots[tail.logits] = slots[tail.logits], None
         else:
             self._execute(last, tail.forward, slots)
-        if not tail.input_saved:
-            mem.release(x)
-            x = None
         mem.phase("backward")
         self.backward = True
         slots[tail.grad_output] = mem.malloc(4, ACTIVATIONS)
         self._execute(last, tail.backward, slots)
         mem.release(slots[tail.output])
-        mem.release(x)
         grad = slots[tail.grad_input]
         for index in range(last - 1, 0, -1):
             program = self.programs[index]
@@ -489,6 +485,7 @@ class _Run:
         malloc, release = self.mem.malloc, self.mem.release
         coordinator = self.coordinator
         base_module, base_param = self.first_module[index], self.first_param[index]
+        fresh: dict[int, Block] = {}
         for code, a, n, tag in ops:
             if code == ALLOC:
                 slots[a] = malloc(n, tag)
@@ -496,7 +493,9 @@ class _Run:
                 release(slots[a])
                 slots[a] = None
             elif code == GRAD:
-                self._gradient(base_param + a if a != TIED else TIED, n)
+                fresh[a] = malloc(n, GRADS)
+            elif code == HOOK:
+                self._gradient(base_param + a if a != TIED else TIED, fresh.pop(a))
             elif code == WORK:
                 self._work_space()
             elif coordinator is not None:
@@ -515,15 +514,14 @@ class _Run:
             self.workspaces += 1
 
     # -- gradients -------------------------------------------------------------------------------------------
-    def _gradient(self, p: int, nbytes: int) -> None:
-        """Autograd made the gradient of parameter ``p``."""
+    def _gradient(self, p: int, block: Block) -> None:
+        """The gradient of parameter ``p`` arrives."""
         mem = self.mem
-        block = mem.malloc(nbytes, GRADS)
         if p == TIED:  # waits until the embedding's own gradient is added to it
             self.tied = block
             return
         if p == 0 and self.tied is not None:  # summed into a third tensor (input_buffer.cpp)
-            total = mem.malloc(nbytes, GRADS)
+            total = mem.malloc(self.nbytes[0], GRADS)
             mem.release(block)
             mem.release(self.tied)
             block, self.tied = total, None
@@ -662,7 +660,9 @@ class _Run:
         if self.bf16_optimizer:
             for i in self.trainable:  # each gradient is added to its fp32 sum (``_update_hp_grad``)
                 mem.release(mem.malloc(4 * self.numel[i], BUFFERS))
-            if self.last and s.communication < 4:  # the fp32 sum is sent as one tensor, in the type of communication
+            if (
+                self.last and s.communication < 4
+            ):  # the fp32 sum is sent as one tensor, in the type of communication
                 mem.release(mem.malloc(s.communication * self.total, BUFFERS))
         elif s.stage == 0:
             if self.last:
