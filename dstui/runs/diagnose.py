@@ -977,9 +977,27 @@ def _refused(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list
                     )
                 )
     else:
-        place = _checkpoint(text, None)
+        left = _autos(case.config) if f.short == "TypeError" or "auto" in text else []
+        if left:
+            names = ", ".join(p.strip("/").replace("/", ".") for p in left[:6])
+            detail = _("'auto' is left over in {keys}: only the Hugging Face Trainer fills it").format(
+                keys=names
+            )
+            fixes.append(Repair(_("write values for {keys}").format(keys=names)))
+        place = _checkpoint(" ".join((text, *left, *(x.function for x in f.frames[-1:]))), None)
     fixes.append(Repair(_("dstui check shows every finding of this file with its fix")))
     return Named("DR705", certainty, detail, place), fixes
+
+
+def _autos(config: Mapping[str, Any] | None, base: str = "") -> list[str]:
+    """Pointers of values that are ``"auto"``."""
+    found = []
+    for key, value in (config or {}).items():
+        if value == "auto":
+            found.append(f"{base}/{key}")
+        elif isinstance(value, Mapping):
+            found += _autos(value, f"{base}/{key}")
+    return found
 
 
 def _pydantic(details: Sequence[str]) -> list[tuple[str, str]]:

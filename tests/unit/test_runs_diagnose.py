@@ -76,6 +76,16 @@ def failed(code: int, rank: int = 1, **more: Any) -> dict[str, Any]:
         ("term", "DR721", None),
         ("nocc", "DR701", None),
         ("dtype", "DR603", None),
+        ("arch", "DR703", None),
+        ("auto", "DR705", 3),
+        ("client", "DR201", 2),
+        ("fp16", "DR705", None),
+        ("localrank", "DR713", None),
+        ("noconf", "DR706", None),
+        ("port", "DR503", 5),
+        ("save", "DR901", None),
+        ("shm", "DR403", 4),
+        ("unequal", "DR501", 5),
     ],
 )
 def test_real_logs_of_failed_runs(name: str, code: str, checkpoint: int | None) -> None:
