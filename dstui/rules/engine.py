@@ -306,6 +306,8 @@ def _second_readings(document: Document, context: Context, have: list[Finding]) 
 
 
 _BATCH_POINTERS = frozenset("/" + k for k in BATCH_KEYS)
+_NAMED_ELSEWHERE = {("/fp16/enabled", "combination"): "DS701"}
+"""A conflict of two keys -> the rule that names it at the other one."""
 
 
 def _unclaimed(resolved: resolving.Resolved, document: Document, findings: list[Finding]) -> list[Finding]:
@@ -315,7 +317,10 @@ def _unclaimed(resolved: resolving.Resolved, document: Document, findings: list[
         errors & {*_BATCH_POINTERS, ""} & {f.pointer for f in findings if f.code[:3] in ("DS4", "DS1")}
     )
     out: list[Finding] = []
+    codes = {f.code for f in findings}
     for p in resolved.problems:
+        if _NAMED_ELSEWHERE.get((p.pointer, p.kind)) in codes:
+            continue
         if p.pointer in errors or (batch and (p.kind.startswith("batch") or p.pointer in _BATCH_POINTERS)):
             continue
         if any(e and p.pointer.startswith(e + "/") for e in errors):

@@ -85,7 +85,7 @@ def autotp_sizes_differ(s: Subject) -> Iterator[Hit]:
     ),
     example='{"train_batch_size": 8, "expert_parallel": {"enabled": true, "autoep_size": 3}}',
     fix=N_("Change what the message names."),
-    source="deepspeed/module_inject/auto_ep_folding.py:106-249, auto_ep_config.py:177-233, runtime/engine.py:2220-2226 @ 0.19.8",
+    source="deepspeed/module_inject/auto_ep_folding.py:106-249, auto_ep_config.py:177-233, runtime/engine.py:2220-2226 @ 0.19.8; in part executed",
     context={"world_size": 8},
 )
 def expert_parallel_refused(s: Subject) -> Iterator[Hit | Lacks]:
@@ -99,8 +99,6 @@ def expert_parallel_refused(s: Subject) -> Iterator[Hit | Lacks]:
         pointer = f"/expert_parallel/{key}"
         return Hit(pointer if key in block else "/expert_parallel", text, effect=_(_STOPS), hint=hint)
 
-    if block.get("load_balance_coeff") is not None:
-        yield hit("load_balance_coeff", _("load_balance_coeff must stay null"), _("remove it"))
     deepep = s.at_least("0.19.7") and block.get("comm_backend") == "deepep"
     if deepep and not as_int(block.get("comm_max_tokens_per_rank", 0)):
         yield hit(
@@ -234,7 +232,7 @@ def gds_without_gpu(s: Subject) -> Iterator[Hit]:
     ),
     example='{"train_batch_size": 8, "datastates_ckpt": {}}',
     fix=N_("Write false, or remove the key."),
-    source="deepspeed/runtime/config.py get_datastates_config, checkpoint_engine/utils.py @ 0.18.1-0.19.8; read",
+    source="deepspeed/runtime/config.py get_datastates_config, checkpoint_engine/utils.py @ 0.18.1-0.19.8; executed",
 )
 def datastates_on_by_presence(s: Subject) -> Iterator[Hit]:
     value = s.get("/datastates_ckpt")
@@ -388,7 +386,7 @@ def quantized_frozen_weights_need_fp16(s: Subject) -> Iterator[Hit]:
     ),
     example='{"train_batch_size": 8, "zero_optimization": {"stage": 2, "leaf_module": {"classes": ["MixtralSparseMoeBlock"]}}}',
     fix=N_("Use stage 3, or remove the section."),
-    source="deepspeed/runtime/zero/parameter_offload.py @ 0.18.0-0.19.8: stage 3 only; read",
+    source="deepspeed/runtime/zero/parameter_offload.py @ 0.18.0-0.19.8: stage 3 only; executed",
 )
 def leaf_module_below_stage_3(s: Subject) -> Iterator[Hit]:
     pointer = ZERO + "/leaf_module"

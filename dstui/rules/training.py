@@ -67,7 +67,7 @@ def master_weights_need_cpu_adam(s: Subject) -> Iterator[Hit]:
     why=N_("Both change the dtype in which parameters are gathered; the engine refuses the pair."),
     example='{"train_batch_size": 8, "torch_autocast": {"enabled": true}, "zero_optimization": {"stage": 3, "zero_quantized_weights": true}}',
     fix=N_("Keep one of them."),
-    source="deepspeed/runtime/torch_autocast.py:32 @ 0.19.8",
+    source="deepspeed/runtime/torch_autocast.py:32 @ 0.19.8; executed",
 )
 def autocast_with_quantized_weights(s: Subject) -> Iterator[Hit]:
     pointer = ZERO + "/zero_quantized_weights"
@@ -90,7 +90,7 @@ def autocast_with_quantized_weights(s: Subject) -> Iterator[Hit]:
     why=N_("DeepSpeed only warns: matrix units work best on multiples of 8. The key has no other use."),
     example='{"train_batch_size": 8, "vocabulary_size": 50257}',
     fix=N_("Pad the vocabulary in the model, or remove the key."),
-    source="deepspeed/runtime/config.py:719 @ 0.19.8",
+    source="deepspeed/runtime/config.py:719 @ 0.19.8; executed",
 )
 def vocabulary_not_aligned(s: Subject) -> Iterator[Hit]:
     size = as_int(s.get("/vocabulary_size", None))
@@ -107,7 +107,7 @@ def vocabulary_not_aligned(s: Subject) -> Iterator[Hit]:
     why=N_("DeepSpeed warns and goes on. Optimizers that look at whole tensors (Lamb, Muon-like) see slices under ZeRO."),
     example='{"train_batch_size": 8, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}, "zero_allow_untested_optimizer": true, "zero_optimization": {"stage": 2}}',
     fix=N_("Compare the first losses with stage 0."),
-    source="deepspeed/runtime/engine.py:2304 @ 0.19.8",
+    source="deepspeed/runtime/engine.py:2304 @ 0.19.8; executed",
 )  # fmt: skip
 def untested_optimizer_allowed(s: Subject) -> Iterator[Hit]:
     name = s.optimizer
@@ -129,7 +129,7 @@ def untested_optimizer_allowed(s: Subject) -> Iterator[Hit]:
     why=N_("The parameters' dtype follows the section that is on; another one is refused at start."),
     example='{"train_batch_size": 8, "bf16": {"enabled": true}, "data_types": {"param_dtype": "fp16"}}',
     fix=N_("Remove param_dtype."),
-    source="deepspeed/runtime/engine.py:1827 @ 0.19.8",
+    source="deepspeed/runtime/engine.py:1827 @ 0.19.8; executed",
 )
 def param_dtype_differs(s: Subject) -> Iterator[Hit]:
     pointer = "/data_types/param_dtype"
@@ -226,7 +226,7 @@ def contiguous_checkpointing_incomplete(s: Subject) -> Iterator[Hit]:
     why=N_("Only the optimizer of stages 1 and 2 reads it. From 0.19.8 stage 3 skips such steps by itself."),
     example='{"train_batch_size": 8, "bf16": {"enabled": true, "check_grad_overflow": true}, "zero_optimization": {"stage": 3}}',
     fix=N_("Remove the key."),
-    source="deepspeed/runtime/zero/stage3.py: check_grad_overflow is not passed @ 0.17.1-0.19.8; read",
+    source="deepspeed/runtime/zero/stage3.py: check_grad_overflow is not passed @ 0.17.1-0.19.8; executed",
 )
 def grad_overflow_check_at_stage_3(s: Subject) -> Iterator[Hit]:
     pointer = _bf16(s) + "/check_grad_overflow"

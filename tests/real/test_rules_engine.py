@@ -103,6 +103,69 @@ STOPS: list[tuple[str, str, dict[str, Any], str]] = [
         {**B, **optimizer("Muon", lr=0.02, torch_adam=True), **zero(stage=3)},
         "Muon and reduce scatter",
     ),
+    (
+        "DS721",
+        "init",
+        {**B, **ADAM, "bf16": {"enabled": True, "bf16_master_weights_and_grads": True}, **zero(stage=1)},
+        "Master weights feature requires",
+    ),
+    (
+        "DS721",
+        "init",
+        {**B, **ADAM, "bf16": {"enabled": True, "bf16_master_weights_and_grads": True}, **zero(stage=3)},
+        "Master weights feature requires",
+    ),
+    (
+        "DS722",
+        "init",
+        {**B, **ADAM, "torch_autocast": {"enabled": True}, **zero(stage=3, zero_quantized_weights=True)},
+        "torch autocast",
+    ),
+    (
+        "DS727",
+        "init",
+        {**B, **ADAM, "bf16": {"enabled": True}, "data_types": {"param_dtype": "fp16"}, **zero(stage=1)},
+        "conflicts with the enabled precision",
+    ),
+    (
+        "DS213",
+        "init",
+        {
+            **B,
+            **ADAM,
+            "bf16": {"enabled": True},
+            "gradient_clipping": 0,
+            "data_types": {"grad_accum_dtype": "fp32"},
+            **zero(stage=1, compute_grad_norm=False),
+        },
+        "does not support ZeRO Stage 1 with BF16",
+    ),
+    (
+        "DS613",
+        "init",
+        {**B, **ADAM, "expert_parallel": {"enabled": True, "comm_backend": "deepep"}},
+        "comm_max_tokens_per_rank",
+    ),
+    (
+        "DS613",
+        "init",
+        {**B, **ADAM, "expert_parallel": {"enabled": True, "expert_tensor_parallel_size": 2}},
+        "expert_tensor_parallel_size",
+    ),
+    (
+        "DS214",
+        "init",
+        {
+            **B,
+            **ADAM,
+            **zero(
+                stage=2,
+                offload_optimizer={"device": "cpu"},
+                zenflow={"select_strategy": "step", "select_interval": 2, "update_interval": 4},
+            ),
+        },
+        "Select interval",
+    ),
 ]
 
 RUNS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -120,6 +183,11 @@ RUNS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("DS204", {**B, **ADAM, **zero(stage=2, offload_param={"device": "cpu"})}, {"stage": 2}),
     ("DS302", {**B, **ADAM, **zero(stage=2, offload_optimizer={"pin_memory": False})}, {"basic_optimizer": "AdamW"}),
     ("DS404", {**B, **ADAM, "gradient_accumulation_steps": 2.5}, {"accumulation": 2.5}),
+    ("DS732", {**B, **ADAM, "bf16": {"enabled": True, "check_grad_overflow": True}, **zero(stage=3)}, {"stage": 3}),
+    ("DS219", {**B, **ADAM, **zero(stage=2, leaf_module={"classes": ["X"]})}, {"stage": 2}),
+    ("DS724", {**B, **ADAM, "vocabulary_size": 50257}, {"basic_optimizer": "AdamW"}),
+    ("DS725", {**B, **optimizer("SGD", lr=0.1), "zero_allow_untested_optimizer": True, **zero(stage=2)}, {"stage": 2}),
+    ("DS618", {**B, **ADAM, "pipeline": {"stages": 2}, **zero(stage=2)}, {"stage": 2}),
     ("DS715", {**B, **optimizer("AdamW", lr=2e-5, torch_adam=True), **scheduler("WarmupDecayLR", total_num_steps=9, warmup_num_steps=2)}, {"max_lrs": [0.001]}),
     ("DS714", {**B, **optimizer("Adam", lr=1e-3, torch_adam=True, weight_decay=0.1)}, {"basic_optimizer": "AdamW"}),
     ("DS301", {**B, **ADAM, **zero(stage=0, offload_optimizer={"device": "cpu"})}, {"basic_optimizer": "AdamW"}),
