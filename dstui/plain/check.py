@@ -16,7 +16,9 @@ from dstui.config.document import MAX_SIZE, Document, read
 from dstui.errors import DstuiError, Exit
 from dstui.i18n import _
 from dstui.rules import engine as checking
+from dstui.rules import registry
 from dstui.rules.diagnostic import FileReport, Severity
+from dstui.rules.nearest import nearest
 from dstui.rules.subject import Model
 
 if TYPE_CHECKING:
@@ -109,8 +111,8 @@ def _options(args: argparse.Namespace) -> checking.Options:
             model=model_of(args.model) if args.model else None,
             local=facts is None or facts.host.hostname == os.uname().nodename,
         ),
-        select=_codes(args.select),
-        ignore=_codes(args.ignore),
+        select=_codes("--select", args.select),
+        ignore=_codes("--ignore", args.ignore),
         max_size=size,
     )
 
@@ -128,8 +130,27 @@ def model_of(spec: str) -> Model:
     return Model(params=load_model(spec).params)
 
 
-def _codes(text: str) -> tuple[str, ...]:
-    return tuple(c.strip().upper() for c in text.split(",") if c.strip())
+def _codes(option: str, text: str) -> tuple[str, ...]:
+    """The codes and prefixes in ``text``; one that names no rule is refused. Raises DstuiError."""
+    wanted = tuple(c.strip().upper() for c in text.split(",") if c.strip())
+    known = [r.code for r in registry.all_rules()]
+    for one in wanted:
+        if any(registry.matches(code, (one,)) for code in known):
+            continue
+        found = registry.find(one)
+        if found is not None and found.code == one:
+            continue  # a change between releases: `versions` tells it, never `check`
+        begin = (one[:n] for n in range(len(one) - 1, 2, -1))
+        near = (found and found.code) or next(
+            (p for p in begin if any(registry.matches(code, (p,)) for code in known)), nearest(one, known)
+        )
+        raise DstuiError(
+            _("{option} {code}: no rule has this code").format(option=option, code=one),
+            _("did you mean {code}?").format(code=near)
+            if near
+            else _("a family is written like DS2, a rule like {code}").format(code=known[0]),
+        )
+    return wanted
 
 
 def release_of(wanted: str | None, facts: Facts | None = None) -> tuple[str, str]:

@@ -280,6 +280,39 @@ def test_select_and_ignore(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert (code, [f["code"] for f in data["files"][0]["findings"]]) == (1, ["DS603"])
 
 
+@pytest.mark.parametrize(
+    ("code", "meant"),
+    [
+        ("DS9X", "DS9?"),
+        ("DS999", "DS9?"),
+        ("DS70l", "DS70?"),
+        ("SD701", "DS701?"),
+        ("fp16-and-bf16", "DS701?"),
+        ("E501", "like DS2"),
+    ],
+)
+@pytest.mark.parametrize("option", ["--select", "--ignore"])
+def test_a_code_that_no_rule_has_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, code: str, meant: str
+) -> None:
+    path = write(tmp_path, {"train_batch_size": 8})
+    assert cli.main(["check", path, option, "DS2," + code]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and f"{option} {code.upper()}: " in err and meant in err
+    assert (
+        cli.main(["check", path, option, "ds2,DS401,all,DS850"]) == 0
+    )  # DS850: a change, `versions` tells it
+
+
+def test_a_conflict_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, {"train_batch_size": 8, "fp16": {"enabled": True}, "bf16": {"enabled": True}})
+    for release in ("0.19.8", "0.16.9", "0.14.0"):
+        _code, data = answer([path, "--deepspeed", release], capsys)
+        assert data["files"][0]["verdict"] == "rejected"
+        found = data["files"][0]["findings"]
+        assert [f["code"] for f in found if f["severity"] == "error"] == ["DS701"], release
+
+
 def test_chinese_changes_texts_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path, {"train_batch_size": 8, "comms_logger": {"enabled": False}})
     _code, english = answer([path], capsys)
