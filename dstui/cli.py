@@ -9,7 +9,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from dstui import __version__, i18n
 from dstui.errors import DstuiError, Exit
@@ -172,14 +172,26 @@ def _dispatch(args: list[str]) -> int:
     return _open_tui(words)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Errors as everywhere in dstui: one line and the next step, no page of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise DstuiError(message, _("see `dstui --help`"))
+
+
 def _open_tui(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="dstui", usage=_usage(), add_help=False)
+    parser = _Parser(prog="dstui", add_help=False)
     _global_options(parser)
     parser.add_argument("file", nargs="?")
     parser.add_argument("--low", action="store_true")
     parser.add_argument("--facts")
     parser.add_argument("--watch")
-    args = parser.parse_args(words)
+    args, rest = parser.parse_known_args(words)
+    if args.file in VERBS:
+        raise DstuiError(
+            _("the options of `{verb}` come after it").format(verb=args.file),
+            _("see `dstui {verb} --help`").format(verb=args.file),
+        )
     if args.file and not os.path.exists(args.file):  # noqa: PTH110 - pathlib would cost the import
         import difflib
 
@@ -187,6 +199,11 @@ def _open_tui(words: list[str]) -> int:
         raise DstuiError(
             _("'{word}' is neither a verb nor a file").format(word=args.file),
             _("did you mean `dstui {verb}`?").format(verb=near[0]) if near else _("see `dstui --help`"),
+        )
+    if rest:
+        raise DstuiError(
+            _("unknown: {words}").format(words=" ".join(rest)),
+            _("see `dstui --help`"),
         )
     from dstui.tui import start
 

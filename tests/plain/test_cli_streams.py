@@ -96,3 +96,23 @@ def test_an_unforeseen_failure_of_the_system_is_one_line(
     err = capsys.readouterr().err
     assert err.startswith("error: ") and "gone: No such file or directory" in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "hint"),
+    [
+        (["chek", "--format", "json", "a.json"], "'chek' is neither a verb nor a file", "`dstui check`"),
+        (["--json", "detct"], "'detct' is neither a verb nor a file", "`dstui detect`"),
+        (["frobnicate", "--foo"], "'frobnicate' is neither a verb nor a file", "`dstui --help`"),
+        (["--json", "check", "a.json"], "options of `check` come after it", "`dstui check --help`"),
+        (["--foo"], "unknown: --foo", "`dstui --help`"),
+        (["--facts"], "--facts", "`dstui --help`"),
+    ],
+)
+def test_a_wrong_command_line_is_told_in_two_lines(
+    words: list[str], error: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words) == 2
+    out, err = capsys.readouterr()
+    first, second = err.splitlines()
+    assert out == "" and error in first and hint in second and "usage" not in err
