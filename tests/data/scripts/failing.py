@@ -3,6 +3,7 @@
 import argparse
 import ctypes
 import datetime
+import mmap
 import os
 import signal
 import sys
@@ -99,6 +100,10 @@ for step in range(6):
             raise ValueError("the labels of row 17 are longer than the inputs")
         if args.how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if args.how == "bus":  # as NCCL and old loaders do it: a sparse file, mapped, then touched
+            with Path("/dev/shm/exchange").open("w+b") as f:
+                f.truncate(64 << 20)
+                mmap.mmap(f.fileno(), 64 << 20).write(b"x" * (64 << 20))
         if args.how == "segv":
             ctypes.string_at(0)
         if args.how == "exit":
