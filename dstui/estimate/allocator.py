@@ -312,4 +312,4 @@ class Allocator:
                     del pool.blocks[key]
                 else:
                     keep.append(key)
-            pool.keys = keep
+            pool.keys[:] = keep  # in place: a request may be waiting for it

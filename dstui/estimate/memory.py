@@ -104,7 +104,9 @@ def grid(
     """Every stage x offload cell, everything else as in ``config_data``."""
     machine = _Machine(facts, world_size)
     return [
-        Cell(stage, o, p, _one(shape, training, placed(config_data, stage, o, p), machine, release))
+        Cell(
+            stage, o, p, _one(shape, training, placed(config_data, stage, o, p), machine, release, quick=True)
+        )
         for stage, o, p in PLACEMENTS
     ]
 
@@ -197,7 +199,9 @@ def _one(
     config_data: Mapping[str, Any],
     machine: _Machine,
     release: str | None,
+    quick: bool = False,
 ) -> Estimate:
+    """``quick``: no reason why a tight run is tight (it costs two more iterations)."""
     guessed = shape.family is None
     model = _guess(shape) if guessed else shape
     settings, assumptions = read_settings(
@@ -247,7 +251,7 @@ def _one(
     squeeze = "runs"
     room = _room(gpu)
     if room is not None and scale == 1.0 and peaks.allocated <= room < peaks.reserved:
-        squeeze = endures(model, settings, workspace, room)
+        squeeze = endures(model, settings, workspace, room, quick=quick)
     verdict, reason, binds = _judge(gpu, host_fit, nvme, host, settings, machine, squeeze)
     if guessed and verdict in ("fits", "tight"):
         low_states = _states(peaks) * scale
@@ -499,7 +503,7 @@ def _changes(
     for c in candidates(config_data, training, settings, where, cpu_only=machine.cpu_only):
         if where == "gpu" and _hopeless(shape, model, c.training, c.config, machine, release):
             continue
-        then = _one(shape, c.training, c.config, machine, release)
+        then = _one(shape, c.training, c.config, machine, release, quick=True)
         if rank[then.verdict] <= rank[now.verdict] or then.verdict == "unknown":
             continue
         found.append(Change(c.title, c.edits, _saved(now, then, where), c.costs))

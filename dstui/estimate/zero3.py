@@ -10,6 +10,7 @@ one rank and parameters on the GPU as views of the partition.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 
@@ -59,12 +60,21 @@ class Coordinator:
         self.step = 0
         self._queue: deque[tuple[int, int]] = deque()
         self._latest: dict[int, int] = {}
-        self._keep: dict[tuple[int, int], frozenset[int]] = {}
+        self._uses: dict[int, list[int]] = {}
+        """Parameter -> the steps at which a module needs it, in order."""
+        self._before: list[int] = []
+        """Elements that the modules before each step need."""
 
     def begin(self) -> None:
         """Start of a forward pass: the trace is complete once one iteration has been recorded."""
         if self.order and not self.complete:
             self.complete = True
+            total = 0
+            for step, (_module, params) in enumerate(self.order):
+                self._before.append(total)
+                for p in params:
+                    self._uses.setdefault(p, []).append(step)
+                    total += self.numel[p]
         self.step = 0
         self._latest = {}
         self._queue = deque(
@@ -154,25 +164,17 @@ class Coordinator:
 
     def _needed_soon(self, params: tuple[int, ...]) -> frozenset[int]:
         """Those of ``params`` used again within the reuse distance (``__params_to_release``)."""
-        if self.reuse <= 0:
+        step = self.step
+        if self.reuse <= 0 or step >= len(self._before):
             return frozenset()
-        key = (self.step, params[0])
-        found = self._keep.get(key)
-        if found is not None:
-            return found
-        wanted, seen, hit = set(params), 0, set()
-        for _module, others in self.order[self.step :]:
-            if seen >= self.reuse:
-                break
-            for q in others:
-                if q in wanted:
-                    hit.add(q)
-                seen += self.numel[q]
-            if len(hit) == len(wanted):
-                break
-        result = frozenset(hit)
-        self._keep[key] = result
-        return result
+        limit = self._before[step] + self.reuse
+        found = []
+        for p in params:
+            uses = self._uses[p]
+            i = bisect_left(uses, step)
+            if i < len(uses) and self._before[uses[i]] < limit:
+                found.append(p)
+        return frozenset(found)
 
     def _release(self, p: int) -> None:
         if p in self.available and not self.active.get(p):
