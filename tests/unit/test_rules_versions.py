@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from dstui.rules.engine import Context, check_document
 from dstui.rules.registry import Rule, all_changes, version_key
 from dstui.rules.subject import Model
 from dstui.rules.versions import KINDS, Comparison, Difference, compare, pinned
+from tests.unit.test_rules_engine import mutated
 
 RELEASES = schema.all_releases()
 B: dict[str, Any] = {"train_batch_size": 8}
@@ -231,3 +234,71 @@ def test_no_corpus_file_that_both_accept_is_called_refused_at_parse(shared: Path
         found = compare(document, "0.19.4", "0.19.8", Context("0.19.8", world_size=entry["world_size"]))
         assert found.verdicts == ("accepted", "accepted"), name
         assert {d.code for d in found.differences if d.kind == "refused"} <= {"DS802", "DS708"}, name
+
+
+@pytest.mark.parametrize("rule", [c for c in CHANGES if c.kind == "default"], ids=lambda c: c.code)
+def test_a_default_that_changed_is_what_the_releases_own_models_say(rule: Rule) -> None:
+    """The timeline is generated from DeepSpeed's sources; what a change claims must be in it."""
+    assert rule.since
+    before = RELEASES[RELEASES.index(rule.since) - 1]
+    world = rule.context.get("world_size", 1)
+    generated = 0
+    for d in said(ask(rule.page.example, before, rule.since, world_size=world), rule.code):
+        old, new = schema.defaults(before), schema.defaults(rule.since)
+        if d.pointer in old and d.pointer in new and rule.code != "DS853":
+            assert (old[d.pointer], new[d.pointer]) == (d.before, d.after), d.pointer
+            generated += 1
+    other = {
+        "DS853",
+        "DS854",
+        "DS858",
+        "DS859",
+    }  # a scheduler's own, the logger, the process group, a new key
+    assert bool(generated) == (rule.code not in other)
+
+
+def test_no_default_that_changed_is_forgotten() -> None:
+    """Every default that differs between two neighbours is named, or falls to DS875 when its section is there."""
+    for old, new in itertools.pairwise(RELEASES):
+        was, now = schema.defaults(old), schema.defaults(new)
+        for pointer in was.keys() & now.keys():
+            if was[pointer] == now[pointer]:
+                continue
+            block, _sep, _key = pointer.rpartition("/")
+            data: dict[str, Any] = {
+                **B,
+                "bf16": {"enabled": True},
+                "data_types": {"grad_accum_dtype": "fp32"},
+                "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+                "scheduler": {"type": "WarmupLR", "params": {}},
+                "zero_optimization": {
+                    "stage": 3 if "offload" in pointer else 1,
+                    **({"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}} if "offload" in pointer else {}),
+                },
+            }  # fmt: skip
+            here = data
+            for token in block.split("/")[1:]:
+                here = here.setdefault(token, {})
+            found = [d.pointer for d in ask(data, old, new).differences if d.kind == "default"]
+            assert pointer in found, (old, new, pointer)
+
+
+def test_any_config_between_any_releases_is_compared() -> None:
+    """No crash, no difference of a release with itself, and the way back names the same codes."""
+    pick = random.Random(7)
+    for seed in range(40):
+        data = mutated(seed)
+        old, new = pick.choice(RELEASES), pick.choice(RELEASES)
+        try:
+            there, back = ask(data, old, new), ask(data, new, old)
+        except DstuiError:
+            continue  # another tool's file
+        assert {(d.code, d.pointer) for d in there.differences} == {
+            (d.code, d.pointer) for d in back.differences
+        }
+        assert "DS100" not in {d.code for d in there.differences}
+        for d in there.differences:
+            assert d.since in RELEASES
+        if old == new:
+            assert not there.differences
+        json.dumps([d.before for d in there.differences])
