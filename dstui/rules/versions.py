@@ -128,7 +128,14 @@ def compare(document: Document, old: str, new: str, context: Context) -> Compari
         raise DstuiError(f"{document.path}: {other.message}", other.hint)
     unknown = tuple(r for r in dict.fromkeys((old, new)) if not schemas.known(r))
     found = [*_by_rules(sides, old, new, bool(unknown)), *_by_changes(sides, old, new)]
-    placed = [_placed(d, document) for d in found]
+    stops = [d.pointer for d in found if d.kind == "refused" and d.pointer]
+    # a fault of something that is refused altogether now is not put right
+    placed = [
+        _placed(d, document)
+        for d in found
+        if d.kind not in ("allowed", "closes", "read")
+        or not any(d.pointer == p or d.pointer.startswith(p + "/") for p in stops)
+    ]
     return Comparison(
         path=document.path,
         old=old,

@@ -87,7 +87,7 @@ def test_an_explicit_pin_memory_silences_the_default() -> None:
 
 def test_unmanaged_accumulation_with_offload_in_three_releases() -> None:
     data = {**OFFLOAD, "managed_gradient_accumulation": False}
-    (ignored,) = said(ask(data, "0.19.3", "0.19.4"), "DS410")
+    (ignored,) = said(ask(data, "0.19.3", "0.19.5"), "DS410")
     assert (ignored.kind, ignored.since) == ("closes", "0.19.4")
     (refused,) = said(ask(data, "0.19.3", "0.19.4"), "DS408")
     assert (refused.kind, refused.since) == ("refused", "0.19.4")
@@ -102,6 +102,17 @@ def test_removed_keys_name_their_own_release_and_what_to_do() -> None:
     assert all(d.kind == "refused" and d.hint for d in found.values())
     assert found["/amp"].pin is not None  # it was off: removing it keeps the meaning
     assert found["/nebula"].pin is None
+
+
+def test_a_fault_of_something_that_is_gone_is_not_put_right() -> None:
+    data = {
+        **zero(stage=1),
+        "amp": {"enabled": True},
+        "optimizer": {"type": "OneBitAdam", "params": {"lr": 1e-4}},
+    }
+    found = ask(data, "0.18.9", "0.19.8")
+    assert {d.code for d in found.differences if d.kind == "refused"} == {"DS801", "DS802"}
+    assert not [d for d in found.differences if d.kind in ("allowed", "closes", "read") and d.code != "DS874"]
 
 
 def test_a_rename_in_silence() -> None:
