@@ -1,4 +1,4 @@
-"""The user's settings: one small JSON file, one table of what can be set, and what was answered for each script.
+"""The user's settings: one small JSON file, one table of what can be set.
 
 A file that cannot be read counts as empty (``problem`` says why) and is kept aside when it is next written.
 """
@@ -6,8 +6,6 @@ A file that cannot be read counts as empty (``problem`` says why) and is kept as
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,6 @@ from dstui.errors import DstuiError
 from dstui.i18n import N_, _
 
 SCHEMA_VERSION = 1
-MAX_SCRIPTS = 200
-"""Scripts remembered; the oldest go first."""
-_SECRET = re.compile(r"token|key|secret|pass", re.I)
 
 
 @dataclass(frozen=True)
@@ -45,11 +40,10 @@ _BY_KEY = {s.key: s for s in SETTINGS}
 
 @dataclass
 class Settings:
-    """``get``/``set`` a key of SETTINGS; ``recall``/``remember`` the answers for a script (absolute path)."""
+    """``get``/``set`` a key of SETTINGS."""
 
     path: Path
     values: dict[str, Any] = field(default_factory=dict)
-    scripts: dict[str, dict[str, Any]] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
     """Keys of a later release: kept when the file is written."""
     problem: str | None = None
@@ -72,8 +66,6 @@ class Settings:
             if setting is not None:
                 if isinstance(value, setting.kind) and (not setting.choices or value in setting.choices):
                     out.values[key] = value
-            elif key == "scripts" and isinstance(value, dict):
-                out.scripts = {k: v for k, v in value.items() if isinstance(v, dict)}
             elif key != "schema_version":
                 out.extra[key] = value
         return out
@@ -93,26 +85,11 @@ class Settings:
             raise DstuiError(_("{value!r} is no value of the setting '{name}'").format(value=value, name=key))
         self.values[key] = value
 
-    def recall(self, script: str) -> Mapping[str, Any]:
-        """What was answered for this script: ``engine``, ``args``, ``launcher`` and how it takes the config."""
-        return self.scripts.get(script, {})
-
-    def remember(self, script: str, answers: Mapping[str, Any]) -> None:
-        """Keep answers and write the file. Arguments that look like a secret are not kept. Raises DstuiError."""
-        kept = {k: v for k, v in answers.items() if not (isinstance(v, str) and _SECRET.search(v))}
-        merged = {**self.scripts.pop(script, {}), **kept}
-        self.scripts[script] = merged
-        while len(self.scripts) > MAX_SCRIPTS:
-            del self.scripts[next(iter(self.scripts))]
-        self.save()
-
     def save(self) -> Path:
         """Write atomically, readable by the user only. Raises DstuiError."""
         from dstui.config.write import save
 
         data = {"schema_version": SCHEMA_VERSION, **self.extra, **self.values}
-        if self.scripts:
-            data["scripts"] = self.scripts
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if not self.path.exists():

@@ -85,14 +85,13 @@ def run(args: argparse.Namespace) -> int:
 def _open(args: argparse.Namespace) -> Session:
     from dstui.config import presets
     from dstui.config.document import read
-    from dstui.settings import Settings
 
     if args.preset and args.base:
         raise DstuiError(_("--preset and --from both say where to start"), _("give one of them"))
     facts = facts_for(facts=args.facts, python=args.python)
     document = read(args.base) if args.base else None
     preset = presets.load(args.preset) if args.preset else None
-    return Session(facts, cwd=Path.cwd(), document=document, preset=preset, settings=Settings.load())
+    return Session(facts, cwd=Path.cwd(), document=document, preset=preset, remembers=True)
 
 
 def _apply(session: Session, args: argparse.Namespace) -> set[str]:

@@ -21,6 +21,7 @@ from typing import Any
 from dstui.errors import DstuiError
 from dstui.facts.model import Facts, Gpu, Interpreter
 from dstui.i18n import _
+from dstui.runs import answers
 from dstui.runs import script as scripts
 from dstui.runs.script import CONFIG_FLAGS, Look
 from dstui.runs.spec import RunSpec
@@ -367,7 +368,7 @@ def how_config_reaches(spec: RunSpec, look: Look) -> tuple[str, tuple[str, ...]]
         return "options", ("--deepspeed", PLACEHOLDER)
     if look.reads_dstui_config:
         return "env", ()
-    known = scripts.remembered(script_path(spec))
+    known = answers.options(script_path(spec))
     if known:
         return "remembered", tuple(known)
     if spec.engine == "hf":

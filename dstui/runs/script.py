@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 import ast
-import json
-import os
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from dstui import paths
-from dstui.runs.store import write_json
 
 CONFIG_FLAGS = (
     "--deepspeed_config", "--deepspeed-config", "--ds_config", "--ds-config", "--ds_config_path",
@@ -184,40 +177,3 @@ def _local_imports(tree: ast.Module, path: Path, root: Path) -> Iterator[Path]:
             for candidate in (target.with_name(target.name + ".py"), target / "__init__.py"):
                 if candidate.is_file():
                     yield candidate
-
-
-def _memory_path() -> Path:
-    return paths.state_home() / "scripts.json"
-
-
-def _memory() -> dict[str, Any]:
-    try:
-        data = json.loads(_memory_path().read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    scripts = data.get("scripts") if isinstance(data, dict) else None
-    return scripts if isinstance(scripts, dict) else {}
-
-
-def remember(script: Path, options: list[str]) -> None:
-    """Keep how a config reached ``script``: its options with ``{config}``; for a later run without them.
-
-    Best effort: nothing depends on it.
-    """
-    scripts = _memory()
-    key = os.path.realpath(script)
-    if isinstance(scripts.get(key), dict) and scripts[key].get("options") == options:
-        return
-    scripts[key] = {"options": options, "at": round(time.time())}
-    newest = sorted(scripts.items(), key=lambda item: item[1].get("at", 0))[-200:]
-    try:
-        _memory_path().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_json(_memory_path(), {"schema_version": 1, "scripts": dict(newest)})
-    except OSError:
-        return
-
-
-def remembered(script: Path) -> list[str] | None:
-    entry = _memory().get(os.path.realpath(script))
-    options = entry.get("options") if isinstance(entry, dict) else None
-    return [str(o) for o in options] if isinstance(options, list) and options else None

@@ -19,8 +19,8 @@ from dstui import __version__
 from dstui.errors import DstuiError, Exit
 from dstui.facts.model import Facts
 from dstui.i18n import _
+from dstui.runs import answers, redact, store
 from dstui.runs import command as commands
-from dstui.runs import redact, script, store
 from dstui.runs.command import Command
 from dstui.runs.preflight import Problem, worst
 from dstui.runs.preflight import preflight as run_preflight
@@ -98,7 +98,7 @@ def _remember(spec: RunSpec) -> None:
         elif commands.PLACEHOLDER in arg and arg.startswith("-"):
             options.append(arg)
     if options:
-        script.remember(commands.script_path(spec), options)
+        answers.remember(commands.script_path(spec), {"options": options})
 
 
 def _ports_of_runs() -> frozenset[int]:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from dstui.config.document import Document
     from dstui.config.presets import Preset
     from dstui.runs.spec import RunSpec
-    from dstui.settings import Settings
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -40,7 +39,7 @@ class Session:
     """One pass through the wizard.
 
     ``facts`` may be None while detection runs (``set_facts`` later; typed values stay). ``document`` is an opened
-    config: its unknown keys, comments and order survive. ``settings`` gives the answers remembered for a script.
+    config: its unknown keys, comments and order survive. ``remembers``: whether what was answered for a script counts again, and is kept.
     ``patient`` False: no call but ``report`` waits for the recommendation; ask ``fork().report()`` on a thread and
     ``adopt`` it.
     """
@@ -52,7 +51,7 @@ class Session:
         cwd: str | os.PathLike[str] = ".",
         document: Document | None = None,
         preset: Preset | None = None,
-        settings: Settings | None = None,
+        remembers: bool = False,
         patient: bool = True,
     ) -> None:
         self._state = State(facts, Path(cwd).resolve())
@@ -60,7 +59,7 @@ class Session:
         self._errors: dict[str, tuple[str, str]] = {}
         self._document: Document | None = None
         self._report: Report | None = None
-        self._settings = settings
+        self._remembers = remembers
         if preset is not None:
             self.apply_preset(preset)
         if document is not None:
@@ -376,17 +375,21 @@ class Session:
 
     def _recall(self, script: str) -> None:
         """Fill in what was answered for this script last time, unless it was typed."""
-        if self._settings is None:
+        if not self._remembers:
             return
-        for field, value in self._settings.recall(str(self._state.at_cwd(script))).items():
+        from dstui.runs import answers
+
+        for field, value in answers.recall(self._state.at_cwd(script)).items():
             if field in ("engine", "args", "launcher") and field not in self._state.typed:
                 self.set(field, value)
 
     def remember(self) -> None:
         """Keep the answers about the script for the next time (called at launch)."""
-        if self._settings is not None and self._state.get("engine") != "demo":
-            answers = {f: self._state.get(f) for f in ("engine", "args", "launcher")}
-            self._settings.remember(str(self._state.at_cwd(self._state.get("script"))), answers)
+        if self._remembers and self._state.get("engine") != "demo":
+            from dstui.runs import answers
+
+            given = {f: self._state.get(f) for f in ("engine", "args", "launcher")}
+            answers.remember(self._state.at_cwd(self._state.get("script")), given)
 
     def _view(self, spec: FieldSpec) -> FieldView:
         s = self._state

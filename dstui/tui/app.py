@@ -145,14 +145,13 @@ class DstuiApp(OrderedKeys):
 
     def _new_session(self, preset: Preset | None, document: Document | None) -> Session:
         from dstui.session import Session
-        from dstui.settings import Settings
 
         return Session(
             self.facts,
             cwd=self.cwd,
             document=document,
             preset=preset,
-            settings=Settings.load(),
+            remembers=True,
             patient=False,
         )
 

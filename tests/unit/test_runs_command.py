@@ -12,7 +12,7 @@ import pytest
 from dstui.config.document import Document
 from dstui.errors import DstuiError
 from dstui.facts.model import Facts, Gpu, Host, Interpreter, Scheduler
-from dstui.runs import command, script
+from dstui.runs import answers, command, script
 from dstui.runs.command import Refused, adopt_config_from_arguments, build, instrument
 from dstui.runs.spec import RunSpec
 
@@ -201,7 +201,7 @@ def test_a_script_that_reads_the_variable(work: Path) -> None:
 def test_remembered_answer(work: Path) -> None:
     path = work / "odd.py"
     path.write_text("import fire\n")
-    script.remember(path, ["--cfg", "{config}"])
+    answers.remember(path, {"options": ["--cfg", "{config}"]})
     c = make(work, facts(0), "odd.py", **CONFIG)
     assert c.argv[-2:] == ("--cfg", f"{work}/run/config.json") and c.config_how == "remembered"
 

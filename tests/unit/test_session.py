@@ -13,7 +13,6 @@ from dstui.config import presets
 from dstui.config.document import Document
 from dstui.errors import DstuiError
 from dstui.session import FIELDS, STEPS, Session
-from dstui.settings import Settings
 from dstui.tui.text import width
 from dstui.units import GiB
 from tests.walks import OPENED, machine, start, step, walk
@@ -411,13 +410,15 @@ def test_bytes_of_the_demo_are_those_of_the_script() -> None:
 
 def test_answers_for_a_script_are_remembered(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import deepspeed\n")
-    settings = Settings.load(tmp_path / "settings.json")
-    session = Session(machine("8x80"), cwd=tmp_path, settings=settings)
+    session = Session(machine("8x80"), cwd=tmp_path, remembers=True)
     session.set("script", "train.py")
     session.set("engine", "hf")
     session.set("args", "--epochs 3")
     session.remember()
-    again = Session(machine("8x80"), cwd=tmp_path, settings=Settings.load(tmp_path / "settings.json"))
+    strange = Session(machine("8x80"), cwd=tmp_path)
+    strange.set("script", "train.py")
+    assert strange.field("args").value == ""
+    again = Session(machine("8x80"), cwd=tmp_path, remembers=True)
     again.set("script", "train.py")
     assert again.field("engine").value == "hf" and again.field("args").value == "--epochs 3"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dstui.errors import DstuiError
-from dstui.settings import MAX_SCRIPTS, SETTINGS, Settings
+from dstui.settings import SETTINGS, Settings
 
 
 def test_defaults_and_round_trip(tmp_path: Path) -> None:
@@ -45,15 +45,3 @@ def test_an_unreadable_file_is_kept_aside(tmp_path: Path, text: str) -> None:
     assert s.problem and s.get("low") is False
     s.save()
     assert (tmp_path / "s.json.bak").read_bytes() == text.encode("latin-1")
-
-
-def test_secrets_are_not_remembered_and_old_scripts_go(tmp_path: Path) -> None:
-    path = tmp_path / "s.json"
-    s = Settings.load(path)
-    s.remember("/a.py", {"engine": "hf", "args": "--hub_token abc"})
-    assert "abc" not in path.read_text()
-    assert s.recall("/a.py") == {"engine": "hf"}
-    for i in range(MAX_SCRIPTS):
-        s.scripts[f"/{i}.py"] = {}
-    s.remember("/new.py", {"engine": "plain"})
-    assert len(s.scripts) == MAX_SCRIPTS and "/a.py" not in s.scripts and s.recall("/new.py")

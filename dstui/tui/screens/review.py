@@ -199,10 +199,7 @@ class Review:
             from dstui.runs.start import start
 
             run_id = start(copy.run_spec(), facts).id
-            try:
-                copy.remember()
-            except DstuiError:
-                pass  # the settings cannot be written: the run goes on, the answers are asked again
+            copy.remember()
             return run_id
 
         def done(run_id: str) -> None:
