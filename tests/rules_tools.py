@@ -63,7 +63,9 @@ def context(say: Mapping[str, Any] | None = None) -> Context:
         world_size=say.get("world_size", 1),
         args=say.get("args"),
         facts=facts(**{k: v for k, v in say.items() if k in _FACTS}) if _FACTS & set(say) else None,
-        model=Model(say["params"]) if "params" in say else None,
+        model=Model(say.get("params"), largest=say.get("largest"))
+        if {"params", "largest"} & set(say)
+        else None,
         local=say.get("local", False),
     )
 

@@ -127,7 +127,9 @@ def model_of(spec: str) -> Model:
     """The model that ``--model`` names, in the numbers that the rules ask for. Raises DstuiError."""
     from dstui.estimate.model import load_model
 
-    return Model(params=load_model(spec).params)
+    shape = load_model(spec)
+    largest = shape.vocab * shape.hidden if shape.vocab and shape.hidden else None
+    return Model(params=shape.params, largest=largest)
 
 
 def _codes(option: str, text: str) -> tuple[str, ...]:

@@ -262,12 +262,32 @@ def pin_memory_false_ignored(s: Subject) -> Iterator[Hit]:
     source="deepspeed/runtime/swap_tensor/partitioned_param_swapper.py @ 0.19.8",
 )
 def nvme_buffer_too_small(s: Subject) -> Iterator[Hit]:
+    if s.stage != 3 or s.offload("offload_param") != "nvme":
+        return
     for key in ("buffer_size", "buffer_count"):
         pointer = f"{PARAM}/{key}"
-        if s.stage == 3 and s.offload("offload_param") == "nvme" and s.integer(pointer) == 0:
+        if s.integer(pointer) == 0:
             yield Hit(
                 pointer,
                 _("{key} 0 leaves no buffer to swap through").format(key=key),
                 effect=_("the first swap fails"),
                 hint=_("remove the key: the defaults are 5 buffers of 1e8 elements"),
             )
+    size = s.integer(PARAM + "/buffer_size")
+    largest = s.model.largest if s.model else None
+    if not size or not largest or not s.world_known:
+        return
+    need = -(-largest // max(1, s.world_size))
+    if need > size:
+        pointer = PARAM + "/buffer_size"
+        yield Hit(
+            pointer if s.written(pointer) else PARAM,
+            _("the largest parameter needs a buffer of {need} elements, buffer_size is {size}").format(
+                need=need, size=size
+            ),
+            effect=_("the first swap fails"),
+            hint=_(
+                "write buffer_size {need} or more; every buffer takes 2 bytes an element of locked RAM"
+            ).format(need=need),
+            fix=put(pointer, need, there=s.written(pointer), safe=False),
+        )

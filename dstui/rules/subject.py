@@ -95,6 +95,8 @@ class Model:
     params: int | None = None
     trained: int | None = None
     """Parameters with gradients; None = all."""
+    largest: int | None = None
+    """Elements of the largest single parameter, usually the embedding."""
 
 
 class Subject:
