@@ -345,7 +345,7 @@ def _host(need: HostNeed, machine: _Machine, scale: float) -> HostFit:
         machine.host_capacity,
         round(need.pinned * scale),
         round(need.pageable * scale),
-        Range(round(peak * 0.93), peak, round(peak * 1.1)),
+        Range(round(peak * 0.92), peak, round(peak * 1.12)),
         {k: round(v * scale) for k, v in need.parts.items()},
     )
 

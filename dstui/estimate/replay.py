@@ -172,6 +172,17 @@ class _Run:
         )
         self._offsets: dict[int, int] = {}
         self.part = self._partition()
+        self.matrices = 0
+        """Elements of this rank's partition that Muon orthogonalises: the layers' matrices
+        (``deepspeed.set_optimizer_flags``). The others form a second group, of FusedAdam."""
+        if settings.optimizer == "muon" and settings.stage in (1, 2) and self.total:
+            ends = self.first_param[1], self.first_param[-1]
+            wide = 32 * (shape.hidden or 1)
+            many = sum(
+                self.numel[i] for i in self.trainable if ends[0] <= i < ends[1] and self.numel[i] >= wide
+            )
+            self.matrices = self.part * many // self.total
+        self.updates: Block | None = None
         self.kept: list[Block] = []
         """Gradients that wait in ``param.grad``."""
         self.buckets: list[Block] = []
@@ -693,11 +704,37 @@ class _Run:
                 self._free_buckets()
         else:
             self._reduce()
+            if self.matrices and self.last and not self.offload:
+                self._muon_updates()
             if s.stage < 3:
                 self._free_buckets()
         if self.earlier is not None:
             mem.release(self.collected)
             self.collected, self.earlier = self.earlier, None
+
+    def _muon_updates(self) -> None:
+        """The updates are new tensors in the type of the gradients; the momentum, and a copy in which it is
+        staged, stay (``stage_1_and_2.get_flat_partition``, ``_muon_staging_momentum``)."""
+        size = self.s.element * self.matrices
+        if not self.moments_made:
+            self.mem.malloc(size, OPTIMIZER)
+            self.mem.malloc(size, OPTIMIZER)
+        self.updates = self.mem.malloc(size, GRADS)
+
+    def _step_muon(self) -> None:
+        """One parameter group after the other; Adam's moments are those of the second."""
+        mem, element = self.mem, self.s.element
+        rest = self.part - self.matrices
+        for n, waiting in ((self.matrices, self.updates), (rest, self.collected)):
+            flat = mem.malloc(element * n, GRADS)
+            grad = mem.malloc(4 * n, GRADS)
+            mem.release(flat)
+            mem.release(waiting)
+            if n == rest and not self.moments_made:
+                mem.malloc(4 * n, OPTIMIZER)
+                mem.malloc(4 * n, OPTIMIZER)
+            mem.release(grad)
+        self.updates = self.collected = None
 
     def _all_reduce(self) -> None:
         """Stage 0 flattens parameters in their order until there are more than ``_ALLREDUCE`` elements
@@ -748,7 +785,9 @@ class _Run:
                 mem.release(mem.malloc(4 * self.part, BUFFERS))
         else:
             mem.release(mem.malloc(8 * min(self.largest, self._whole_in_partition()), BUFFERS))
-            if self._compact():
+            if self.updates is not None:
+                self._step_muon()
+            elif self._compact():
                 self._finish_optimizer(self.part)
                 mem.release(self.collected)
             else:
