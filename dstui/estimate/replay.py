@@ -796,9 +796,12 @@ class _Run:
                 grad = flat if size == 4 * self.part else mem.malloc(4 * self.part, GRADS)
                 if grad is not flat:
                     mem.release(flat)
-                mem.release(self.collected)
+                if s.param_groups == 1:
+                    mem.release(self.collected)
                 self._finish_optimizer(self.part)
                 mem.release(grad)
+                if s.param_groups > 1:  # the gradients of the groups to come are views of the same buffer
+                    mem.release(self.collected)
             self.collected = None
         self.moments_made = True
 

@@ -69,6 +69,8 @@ class Settings:
     communication: int
     """Bytes of the communication type."""
     param_groups: int
+    """Of the optimizer. The Trainer makes two, with and without weight decay, of which the first holds nearly all
+    (``trainer.get_decay_parameter_names``); groups are taken to be so here too."""
     release: tuple[int, ...]
     lora_rank: int
     lora_targets: tuple[str, ...]
@@ -329,7 +331,9 @@ class _Reader:
             zero_init=bool(zero_init) and stage == 3,
             gather_on_save=stage3_gather and stage == 3,
             communication=communication,
-            param_groups=max(1, training.param_groups),
+            param_groups=max(
+                training.param_groups, 2 if client and not lora and training.loop == "hf" else 1
+            ),
             release=self.release,
             lora_rank=lora,
             lora_targets=() if training.lora_targets == "all-linear" else tuple(training.lora_targets),
