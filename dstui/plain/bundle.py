@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dstui.errors import Exit
 from dstui.i18n import _, ngettext
-from dstui.runs import store
+from dstui.plain.which import run_to_read
 from dstui.runs.bundle import pack
 
 
@@ -19,7 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    target = store.find_run(args.run)
+    target = run_to_read(args.run)
     path = Path(args.output).expanduser() if args.output else Path(f"dstui-report-{target.id}.tar.gz")
     done = pack(target, path)
     if args.json:

@@ -12,7 +12,7 @@ from typing import Any
 from dstui.errors import DstuiError, Exit
 from dstui.i18n import _
 from dstui.plain.columns import pad, width
-from dstui.runs import store
+from dstui.plain.which import run_to_read
 from dstui.runs.compare import Comparison, Figures, compare
 from dstui.units import duration, gib
 
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
         raise DstuiError(_("one run alone cannot be compared"), _("give two runs or more; see `dstui runs`"))
     if args.price_per_gpu_hour is not None and args.price_per_gpu_hour < 0:
         raise DstuiError(_("--price-per-gpu-hour {x}: not a price").format(x=args.price_per_gpu_hour))
-    found = compare([store.find_run(r) for r in args.runs], args.price_per_gpu_hour)
+    found = compare([run_to_read(r) for r in args.runs], args.price_per_gpu_hour)
     if args.format == "json":
         print(json.dumps(found.to_json(), ensure_ascii=False, indent=2))
         return Exit.OK

@@ -43,9 +43,9 @@ def judge(what: str, config: Mapping[str, Any] | None) -> Diagnosis:
     path = Path(what).expanduser()
     if path.is_file() or (path.is_dir() and (path / "manifest.json").is_file()):
         return diagnose(path, config)
-    from dstui.runs.store import find_run
+    from dstui.plain.which import run_to_read
 
-    return diagnose(find_run(what), config)
+    return diagnose(run_to_read(what), config)
 
 
 def _config(name: str) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from dstui.errors import DstuiError, Exit
 from dstui.i18n import _
+from dstui.plain.which import run_to_read
 from dstui.runs import store
 from dstui.runs.adopt import adopt_lost
 from dstui.runs.store import RunDir
@@ -27,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     adopt_lost()
-    target = store.find_run(args.run)
+    target = run_to_read(args.run)
     sys.stdout.flush()
     copy(target, sys.stdout.buffer.write, lines=args.n, follow=args.follow)
     sys.stdout.buffer.flush()

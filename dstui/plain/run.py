@@ -175,8 +175,12 @@ def wait(started: RunDir, quiet: bool = False) -> int:
         return Exit.INTERRUPTED
     outcome = store.state(started)
     if not quiet:
-        print(_("run {id}: {state}").format(id=started.id, state=outcome))
-        reason = (started.exit or {}).get("reason")
-        if reason:
-            print("  " + str(reason))
+        from dstui.plain.watch import ending
+        from dstui.runs.view import RunView
+
+        view = RunView(started)
+        try:
+            print(ending(view.poll()))
+        finally:
+            view.close()
     return Exit.OK if outcome == "finished" else Exit.BAD

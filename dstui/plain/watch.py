@@ -12,7 +12,8 @@ from typing import Any
 
 from dstui.errors import DstuiError, Exit
 from dstui.i18n import _
-from dstui.runs import replay, store
+from dstui.plain.which import run_to_read
+from dstui.runs import replay
 from dstui.runs.adopt import adopt_lost
 from dstui.runs.state import Phase
 from dstui.runs.store import RunDir
@@ -43,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     adopt_lost()
-    target = store.find_run(args.run)
+    target = run_to_read(args.run)
     if args.speed is not None and not args.replay:
         raise DstuiError(_("--speed goes with --replay"))
     if args.replay:

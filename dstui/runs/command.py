@@ -307,8 +307,9 @@ def instrument(
     """``text`` with the keys that a monitor needs; what the user set stays.
 
     ``steps_per_print``: no default from 0.15.2 on, no step line without it. ``log_level: info``: from
-    0.19.3 the engine's INFO lines are hidden without it. ``csv_monitor``: one file a metric, the loss
-    among them (monitor/csv_monitor.py). Raises DstuiError for text that is no config.
+    0.19.3 the engine's INFO lines are hidden without it. ``csv_monitor``: one file a metric (monitor/csv_monitor.py).
+    In 0.19.8 these are the learning rate and, with fp16, the loss scale (runtime/engine.py); the loss comes from the
+    pipeline engine only (runtime/pipe/engine.py). Raises DstuiError for text that is no config.
     """
     from dstui.config.document import Document
 

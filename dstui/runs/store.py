@@ -302,10 +302,13 @@ def list_runs(root: Path | None = None) -> list[RunDir]:
     return sorted(runs, key=lambda r: r.created_at, reverse=True)
 
 
-def find_run(reference: str = "last", root: Path | None = None) -> RunDir:
+def find_run(
+    reference: str = "last", root: Path | None = None, *, newest: Callable[[str], None] | None = None
+) -> RunDir:
     """The run that ``reference`` names: an id, ``last``, a name, a unique prefix of an id, or a path.
 
-    Raises DstuiError with the near names, or with the candidates when it is ambiguous.
+    ``newest``: take the newest of several runs of that name, and tell it which. Raises DstuiError with the near
+    names, or with the candidates when it is ambiguous.
     """
     if "/" in reference or reference in (".", ".."):
         path = Path(reference).expanduser().resolve()
@@ -322,9 +325,15 @@ def find_run(reference: str = "last", root: Path | None = None) -> RunDir:
         if run.id == reference:
             return run
     names = {run: str((_read_json(run.manifest_path) or {}).get("name") or "") for run in runs}
-    found = [run for run in runs if names[run] == reference] or [
-        run for run in runs if reference and run.id.startswith(reference)
-    ]
+    named = [run for run in runs if names[run] == reference]
+    if len(named) > 1 and newest is not None:
+        newest(
+            _("{n} runs are named '{name}'; this is the newest, {id}").format(
+                n=len(named), name=reference, id=named[0].id
+            )
+        )
+        return named[0]
+    found = named or [run for run in runs if reference and run.id.startswith(reference)]
     if len(found) == 1:
         return found[0]
     if found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -59,6 +60,39 @@ def test_wait_tells_the_fate(work: Path, capfd: pytest.CaptureFixture[str]) -> N
     assert code == 0 and "finished" in out
     code, out, _err = dstui(capfd, *RUN, "--wait", "--", "bad.py")
     assert code == 1 and "failed" in out
+    (work / "oom.py").write_text(
+        "raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB')\n"
+    )
+    code, out, _err = dstui(capfd, *RUN, "--wait", "--", "oom.py")
+    _code, watched, _err = dstui(capfd, "watch", "--plain")
+    cause = re.search(r"^  (DR\d{3} \S+ \(\w+\))$", out, re.M)
+    assert code == 1 and cause is not None and cause.group() in watched
+    assert f"dstui diagnose {store.list_runs()[0].id}" in out
+
+
+def test_of_runs_of_one_name_the_newest_is_read(work: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (work / "other.py").write_text("print('four')\n")
+    old = begin(capfd, "--name", "mine", "--", "short.py")
+    new = begin(capfd, "--name", "mine", "--", "other.py")
+    while store.state(new) != "finished" or store.state(old) != "finished":
+        time.sleep(0.05)
+    for verb in (
+        ["logs"],
+        ["watch", "--once"],
+        ["watch", "--plain"],
+        ["diagnose"],
+        ["report"],
+        ["compare", old.id],
+    ):
+        code, out, err = dstui(capfd, *verb, "mine")
+        assert code == 0, (verb, err)
+        assert f"2 runs are named 'mine'; this is the newest, {new.id}" in err
+    code, out, _err = dstui(capfd, "logs", "mine")
+    assert out == "four\n"
+    for verb in (["stop"], ["rm"]):  # what changes something never guesses
+        code, _out, err = dstui(capfd, *verb, "mine")
+        assert code == 2 and old.id in err and new.id in err
+    assert old.path.exists() and new.path.exists()
 
 
 def test_the_way_of_a_run(work: Path, capfd: pytest.CaptureFixture[str]) -> None:
