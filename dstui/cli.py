@@ -86,7 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the ``dstui`` command; returns the exit code."""
     args = list(sys.argv[1:] if argv is None else argv)
     _mend_streams()
-    i18n.set_language(i18n.pick_language(_peek_language(args), tty=sys.stdout.isatty()))
+    tty = sys.stdout.isatty()
+    i18n.set_language(i18n.pick_language(_peek_language(args), tty=tty, setting=_language_set))
     try:
         code = int(_dispatch(args))
         sys.stdout.flush()  # a full disk shows here, not in the interpreter's last breath
@@ -115,6 +116,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         traceback.print_exc()
         return _say(DstuiError(_("dstui itself failed"), _("please report it with the lines above")))
+
+
+def _language_set() -> str:
+    """The setting ``language``; the settings are loaded only where the file says something about it."""
+    from dstui import paths
+
+    try:
+        if b'"language"' not in (paths.config_home() / "settings.json").read_bytes():
+            return ""
+    except OSError:
+        return ""
+    from dstui.settings import Settings
+
+    return str(Settings.load().get("language"))
 
 
 def _has_cwd() -> bool:

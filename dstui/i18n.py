@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gettext
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 LANGUAGES = ("en", "zh_CN")
@@ -17,8 +18,14 @@ _current: gettext.NullTranslations = gettext.NullTranslations()
 _language = "en"
 
 
-def pick_language(wanted: str | None = None, environ: dict[str, str] | None = None, tty: bool = True) -> str:
-    """Language code from ``--lang`` (``en``, ``zh``), else the POSIX locale variables, else English.
+def pick_language(
+    wanted: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    tty: bool = True,
+    setting: Callable[[], str] | None = None,
+) -> str:
+    """Language code from ``--lang`` (``en``, ``zh``), else DSTUI_LANG, the user's setting (``""``: none), the POSIX
+    locale variables, else English.
 
     Without a terminal the default is English whatever ``LANG`` says (JSON and logs stay stable).
     """
@@ -27,8 +34,8 @@ def pick_language(wanted: str | None = None, environ: dict[str, str] | None = No
     if not tty:
         return "en"
     env = os.environ if environ is None else environ
-    for name in ("DSTUI_LANG", "LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG"):
-        value = env.get(name)
+    names = ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
+    for value in (env.get("DSTUI_LANG") or (setting() if setting is not None else ""), *map(env.get, names)):
         if value:
             return "zh_CN" if value.lower().startswith("zh") else "en"
     return "en"

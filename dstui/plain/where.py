@@ -18,12 +18,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def places() -> dict[str, Path]:
-    """``settings presets runs cache`` are the user's, ``schemas`` and ``shipped_presets`` come with dstui."""
+    """``settings presets runs`` are the user's, ``schemas`` and ``shipped_presets`` come with dstui."""
     return {
         "settings": paths.config_home(),
         "presets": paths.user_presets_dir(),
         "runs": paths.runs_dir(),
-        "cache": paths.cache_home(),
         "schemas": paths.data_dir("schemas"),
         "shipped_presets": paths.data_dir("presets"),
     }
@@ -33,7 +32,6 @@ _MOVED_BY = {
     "settings": "DSTUI_CONFIG_HOME",
     "presets": "DSTUI_CONFIG_HOME",
     "runs": "DSTUI_STATE_HOME",
-    "cache": "DSTUI_CACHE_HOME",
 }
 
 
@@ -41,13 +39,13 @@ def run(args: argparse.Namespace) -> int:
     found = places()
     if args.json:
         data: dict[str, object] = {"schema_version": 1, **{k: str(v) for k, v in found.items()}}
+        data["cache"] = None  # dstui keeps none
         print(json.dumps(data, indent=2, ensure_ascii=False))
         return Exit.OK
     titles = {
         "settings": _("settings"),
         "presets": _("your presets"),
         "runs": _("runs"),
-        "cache": _("cache"),
         "schemas": _("schemas"),
         "shipped_presets": _("shipped presets"),
     }

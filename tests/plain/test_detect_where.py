@@ -179,6 +179,7 @@ def test_where(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
     data = json.loads(capsys.readouterr().out)
     assert data["schema_version"] == 1
     assert data["runs"] == str(tmp_path / "runs")
+    assert data["cache"] is None  # nothing is written there
     assert set(data) == {
         "schema_version",
         "settings",
@@ -191,6 +192,20 @@ def test_where(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
     assert cli.main(["where"]) == 0
     text = capsys.readouterr().out
     assert f"{tmp_path}/runs  (moved by DSTUI_STATE_HOME, not made yet)" in text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere platformdirs itself is asked")
+@pytest.mark.parametrize("variable", [None, "", "  ", "/x/y"])
+def test_homes_are_those_of_platformdirs(variable: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    import platformdirs
+
+    for kind in ("CONFIG", "STATE"):
+        if variable is None:
+            monkeypatch.delenv(f"XDG_{kind}_HOME")
+        else:
+            monkeypatch.setenv(f"XDG_{kind}_HOME", variable)
+    assert paths.config_home() == Path(platformdirs.user_config_dir("dstui"))
+    assert paths.state_home() == Path(platformdirs.user_state_dir("dstui"))
 
 
 def test_no_heavy_import() -> None:
