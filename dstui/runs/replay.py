@@ -90,8 +90,10 @@ class ReplayView(RunView):
             return self._log_size, self._csv_size
         n = bisect.bisect_right(self._times, now) - 1
         known = self._all[n].sizes if n >= 0 else (0, 0)
-        if known is not None:
-            return known
+        if known is not None:  # a report's log is a little shorter or longer than the one that was measured
+            last = next((s.sizes[0] for s in reversed(self._all) if s.sizes), 0)
+            scale = self._log_size / last if last else 1.0
+            return round(known[0] * scale), known[1]
         share = max(0.0, min(1.0, (now - self._begin) / max(1.0, self._end - self._begin)))
         return int(share * self._log_size), int(share * self._csv_size)
 

@@ -64,7 +64,11 @@ def test_the_demo_with_everything_offloaded(capsys: pytest.CaptureFixture[str], 
     capsys.readouterr()
     assert main(["compare", run.id, str(tmp_path / run.id), "--json"]) == 0
     a, b = json.loads(capsys.readouterr().out)["runs"]
-    assert a == b and a["steps"] == 30 and a["step_time"] > 0 and a["host_peak"] > 400 << 20
+    same = ("run", "state", "steps", "loss", "host_peak", "seconds", "batch", "deepspeed")
+    assert [a[k] for k in same] == [
+        b[k] for k in same
+    ]  # speeds may move by a sample: redaction moves the log's bytes
+    assert a["steps"] == 30 and a["step_time"] > 0 and a["host_peak"] > 400 << 20
 
 
 @pytest.mark.slow
