@@ -433,13 +433,21 @@ def _judge(
             verdicts.append("no")
         elif squeeze == "fails":
             verdicts.append("no")
-            remark = _(
-                "{floor} are allocated at the peak, which would fit, but the free memory is in pieces; expandable segments avoid that"
-            ).format(floor=gib(floor))
+            remark = (
+                None
+                if s.expandable
+                else _(
+                    "{floor} are allocated at the peak, which would fit, but the free memory is in pieces; expandable segments avoid that"
+                ).format(floor=gib(floor))
+            )
         elif squeeze == "steps":
             verdicts.append("tight")
-            remark = _(
-                "a step fits, but memory left in pieces by the first step may not; set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+            remark = (
+                None
+                if s.expandable
+                else _(
+                    "a step fits, but memory left in pieces by the first step may not; set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+                )
             )
         elif gpu.device.expected > 0.97 * gpu.capacity or gpu.allocated.high + beside > gpu.capacity:
             verdicts.append("tight")

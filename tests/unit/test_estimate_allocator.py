@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dstui.estimate.allocator import ACTIVATIONS, PARAMS, Allocator, Block
+from dstui.estimate.allocator import ACTIVATIONS, PARAMS, Allocator, Block, OutOfMemory
 from dstui.units import KiB, MiB
 
 
@@ -88,14 +89,57 @@ def test_peaks_by_phase_and_part() -> None:
 sizes = st.one_of(st.integers(1, 600 * KiB), st.integers(MiB, 30 * MiB))
 
 
+def test_expandable_segments_grow_by_pages_and_reuse_every_gap() -> None:
+    a = Allocator(expandable=True)
+    first, second, third = (a.malloc(30 * MiB, PARAMS) for _i in range(3))
+    assert a.reserved == 100 * MiB  # 90 MiB in pages of 20
+    a.release(second)
+    again = a.malloc(25 * MiB, PARAMS)
+    assert again.addr == second.addr and a.reserved == 100 * MiB
+    a.release(again)
+    a.release(third)
+    a.malloc(70 * MiB, PARAMS)  # the free end grows instead of a new segment
+    assert (a.allocated, a.reserved) == (100 * MiB, 100 * MiB)
+    a.release(first)
+    a.empty_cache()  # one whole page of the first 30 MiB lies free
+    assert a.reserved == 80 * MiB
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_a_cap_gives_free_segments_back_before_it_fails(expandable: bool) -> None:
+    a = Allocator(expandable, cap=100 * MiB)
+    a.release(a.malloc(60 * MiB, PARAMS))
+    kept = a.malloc(80 * MiB, PARAMS)
+    assert a.reserved <= 100 * MiB
+    with pytest.raises(OutOfMemory):
+        a.malloc(40 * MiB, PARAMS)
+    a.release(kept)
+    assert a.malloc(90 * MiB, PARAMS).size == 90 * MiB
+
+
 @settings(max_examples=80, deadline=None)
-@given(st.lists(st.tuples(sizes, st.booleans(), st.integers(0, 1)), max_size=120))
-def test_books_balance_whatever_happens(steps: list[tuple[int, bool, int]]) -> None:
-    a = Allocator()
+@given(
+    st.lists(
+        st.tuples(sizes, st.sampled_from(["make", "make", "free", "empty"]), st.integers(0, 1)), max_size=120
+    ),
+    st.booleans(),
+    st.sampled_from([None, 64 * MiB]),
+)
+def test_books_balance_whatever_happens(
+    steps: list[tuple[int, str, int]], expandable: bool, cap: int | None
+) -> None:
+    a = Allocator(expandable, cap)
     live: list[Block] = []
-    for size, free, stream in steps:
-        if free and live:
+    for size, what, stream in steps:
+        if what == "empty" and size % 3 == 0:
+            a.empty_cache()
+        elif what == "free" and live:
             a.release(live.pop(size % len(live)))
+        elif cap is not None:
+            try:
+                live.append(a.malloc(size, size % 7, stream))
+            except OutOfMemory:
+                assert a.reserved + 20 * MiB + size > cap
         else:
             live.append(a.malloc(size, size % 7, stream))
         assert a.allocated == sum(b.size for b in live) == sum(a.live)
