@@ -18,7 +18,7 @@ from dstui import i18n
 from dstui.config import presets
 from dstui.runs import store
 from dstui.runs.state import Phase
-from dstui.runs.view import Ending, GpuRow, RankRow, RunView, Snapshot
+from dstui.runs.view import Comparison, Ending, GpuRow, RankRow, RunView, Snapshot
 from dstui.tui.app import DstuiApp
 from dstui.tui.screens.monitor import MonitorScreen
 from dstui.tui.screens.presets import PresetEditor, PresetsScreen
@@ -27,6 +27,7 @@ from dstui.tui.terminal import ASCII, UNICODE, Profile
 from dstui.tui.text import line, line_width
 from dstui.tui.widgets.dashboard import asleep, checkpoint_row, gpu_rows, overview, phase_rows
 from dstui.tui.widgets.lines import changed_until, plain_text
+from dstui.tui.widgets.runpages import plan_page
 from dstui.tui.widgets.spark import chart, spark
 from tests.run_tools import OOM, FakeRun
 from tests.tui.conftest import Walk
@@ -133,6 +134,27 @@ def test_eight_gpus_have_a_row_each_at_80x24() -> None:
         assert word in text, text
     assert "device  predicted 76.0 GiB (73.0 - 79.8)  measured 7" in text
     assert text.count("│") >= 3
+
+
+def test_memory_is_compared_once_it_can_be_at_its_peak() -> None:
+    below = (Comparison("host", 3 << 30, 4 << 30, 5 << 30, 2 << 30),)
+    above = (Comparison("host", 3 << 30, 4 << 30, 5 << 30, 6 << 30),)
+    loading = Phase("loading", time.time())
+    plan: dict[str, Any] = {"prediction": {"host": {}}}
+    for state, phase, step, found, word, difference in (
+        ("running", loading, None, below, "so far", ""),
+        ("running", loading, None, above, "higher", "+50.0 %"),
+        ("failed", None, None, below, "so far", ""),
+        ("running", None, 1, below, "lower", "-50.0 %"),
+        ("finished", None, None, below, "lower", "-50.0 %"),  # its script tells no steps
+    ):
+        shot = Snapshot("x", state, phase=phase, step=step, comparisons=found)
+        for rows in (
+            overview(shot, 100, 30, UNICODE, time.time()),
+            plan_page(shot, plan, 100, UNICODE),
+        ):
+            (row,) = [r for r in plain_text(rows).splitlines() if "6.0 GiB" in r or "2.0 GiB" in r]
+            assert word in row and (difference in row if difference else " %" not in row), row
 
 
 def test_many_gpus_share_rows_and_the_rest_is_counted() -> None:

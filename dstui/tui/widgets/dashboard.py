@@ -78,7 +78,7 @@ def overview(
     if metrics:
         blocks.append((_("training"), metrics))
     fixed = sum(len(rows) for _t, rows in blocks) + LOG_ROWS
-    plan = plan_rows(shot.comparisons, cells, g, measured_only=True)
+    plan = plan_rows(shot.comparisons, cells, g, measured_only=True, so_far=before_peak(shot))
     memory = _host_rows(shot, cells, g)
     room = height - fixed - len(plan) - len(memory)
     if shot.gpus:
@@ -522,39 +522,59 @@ def _ranks_summary(ranks: Sequence[RankRow], cells: int, g: Glyphs) -> Line:
 # ---- prediction
 
 
+def before_peak(shot: Snapshot) -> bool:
+    """Whether memory cannot have been at its peak: the first step is not over, or the run ended before it."""
+    if shot.over:
+        return shot.step is None and shot.state != "finished"
+    return shot.phase is not None
+
+
 def plan_rows(
-    found: Sequence[Comparison], cells: int, g: Glyphs, *, measured_only: bool = False
+    found: Sequence[Comparison],
+    cells: int,
+    g: Glyphs,
+    *,
+    measured_only: bool = False,
+    so_far: bool = False,
 ) -> list[Line]:
-    """Predicted low - high, measured, difference; one row a figure."""
+    """Predicted low - high, measured, difference; one row a figure. ``so_far``: see ``before_peak``."""
     shown = [c for c in found if c.expected is not None and (c.measured is not None or not measured_only)]
     if not shown and measured_only:
         shown = [c for c in found if c.expected is not None and c.what in ("device", "host")]
-    table = [_plan_cells(c) for c in shown]
+    table = [_plan_cells(c, so_far) for c in shown]
     sizes = [max(width(t) for t in column) for column in zip(*table, strict=True)] if table else []
     rows = []
     for c, texts in zip(shown, table, strict=True):
         head = " " + "  ".join(pad(t, s) for t, s in zip(texts, sizes, strict=True))
-        word, role = plan_word(c)
+        word, role = plan_word(c, so_far)
         rows.append(line(head, ("  " + word if word else "", role)))
     return rows
 
 
-def _plan_cells(c: Comparison) -> tuple[str, str, str, str]:
+def _plan_cells(c: Comparison, so_far: bool) -> tuple[str, str, str, str]:
     span = gib(c.expected)
     if c.low is not None and c.high is not None:
         span += f" ({_bare(c.low)} - {_bare(c.high)})"
     measured = _("not measured") if c.measured is None else _("measured {size}").format(size=gib(c.measured))
-    difference = "" if c.ratio is None else f"{100 * c.ratio:+.1f} %"
+    difference = plan_difference(c, so_far)
     name = _(COMPARED.get(c.what, c.what))
     return name, _("predicted {span}").format(span=span), measured, difference
 
 
-def plan_word(c: Comparison) -> tuple[str, str]:
+def plan_difference(c: Comparison, so_far: bool) -> str:
+    """How far the measured figure is from the expected one; nothing while that can only grow towards it."""
+    early = so_far and plan_word(c)[1] != "warn"
+    return "" if c.ratio is None or early else f"{100 * c.ratio:+.1f} %"
+
+
+def plan_word(c: Comparison, so_far: bool = False) -> tuple[str, str]:
     """(word, role) for a measured figure beside its range."""
     if c.measured is None:
         return "", ""
     if c.high is not None and c.measured > c.high:
         return _("higher"), "warn"
+    if so_far:
+        return _("so far"), "dim"
     if c.low is not None and c.measured < c.low:
         return _("lower"), "accent"
     return _("in range"), "good"

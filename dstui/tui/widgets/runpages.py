@@ -14,8 +14,10 @@ from dstui.tui.terminal import Glyphs
 from dstui.tui.text import BLANK, Line, line, pad, width, wrapped
 from dstui.tui.widgets.dashboard import (
     COMPARED,
+    before_peak,
     checkpoint_row,
     packed,
+    plan_difference,
     plan_word,
     rank_rows,
     rule,
@@ -39,7 +41,7 @@ def plan_page(shot: Snapshot, manifest: Mapping[str, Any], cells: int, g: Glyphs
             cells - 2, "dim", " ", cut=g.cut,
         )  # fmt: skip
         return [*rows, *_measured(shot, cells, g)]
-    rows += _table(shot.comparisons, cells, g)
+    rows += _table(shot.comparisons, cells, g, before_peak(shot))
     if shot.state in ("starting", "running", "stalled"):
         text = _("Measured figures are the highest so far; memory is at its peak after the first step.")
         rows += wrapped(text, cells - 2, "dim", " ", cut=g.cut)
@@ -53,13 +55,13 @@ def plan_page(shot: Snapshot, manifest: Mapping[str, Any], cells: int, g: Glyphs
     return rows
 
 
-def _table(found: tuple[Comparison, ...], cells: int, g: Glyphs) -> list[Line]:
+def _table(found: tuple[Comparison, ...], cells: int, g: Glyphs, so_far: bool) -> list[Line]:
     head = (_("memory"), _("low"), _("expected"), _("high"), _("measured"), _("difference"))
     body: list[tuple[tuple[str, ...], str, str]] = []
     for c in found:
-        word, role = plan_word(c)
+        word, role = plan_word(c, so_far)
         measured = gib(c.measured) if c.measured is not None else _("not measured")
-        ratio = "" if c.ratio is None else f"{100 * c.ratio:+.1f} %"
+        ratio = plan_difference(c, so_far)
         texts = (_(COMPARED.get(c.what, c.what)), gib(c.low), gib(c.expected), gib(c.high), measured, ratio)
         body.append((texts, word, role))
     sizes = [max(width(t) for t in column) for column in zip(head, *(b[0] for b in body), strict=True)]
