@@ -144,3 +144,6 @@ def prepare_environment(prof: Profile) -> None:
         env["TEXTUAL_FPS"] = "12"
     for name, value in env.items():
         os.environ.setdefault(name, value)
+    for name in ("COLUMNS", "LINES"):
+        # Textual would believe them before it asks the terminal, and a shell that exports them does so once.
+        os.environ.pop(name, None)

@@ -175,6 +175,14 @@ def test_no_terminal_is_refused(tmp_path: Path) -> None:
     assert done.stdout == ""
 
 
+def test_exported_columns_and_lines_do_not_count(tmp_path: Path) -> None:
+    with Terminal(cwd=tmp_path, env={"COLUMNS": "120", "LINES": "50"}) as t:
+        t.wait("Recommended")
+        t.settle()
+        assert t.text.splitlines()[0].startswith(" dstui  start")
+        assert t.text.splitlines()[-1].rstrip().endswith("q quit")
+
+
 def test_too_small_and_back(tmp_path: Path) -> None:
     with Terminal(cwd=tmp_path, columns=40, rows=10) as t:
         t.wait("40x10")

@@ -60,6 +60,15 @@ class BaseScreen(Screen[None]):
         return self.size.width >= WIDE
 
     def on_resize(self, event: Resize) -> None:
+        self.fit()
+
+    def on_screen_resume(self) -> None:
+        # On a busy machine the terminal's first size can be taken before this screen listens to resizes.
+        # Drawing again what is drawn already costs nothing: views compare before they paint.
+        self.call_after_refresh(self.fit)
+
+    def fit(self) -> None:
+        """Draw for the size as it is now, or say that it is too small."""
         self.set_class(self.tiny, "-tiny")
         self.set_class(self.wide, "-wide")
         if self.tiny:
