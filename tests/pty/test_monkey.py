@@ -33,7 +33,9 @@ def monkey(tmp_path: Path, seed: int, keys: int) -> None:
             t.read(0.02)
             if n % 40 == 39:
                 t.resize(rng.choice((40, 80, 120)), rng.choice((10, 24, 40)))
-            assert t.child.isalive(), f"seed {seed}: gone after {trail[-12:]}:\n{t.text}"
+            if not t.child.isalive():
+                t.read(0.5)
+                raise AssertionError(f"seed {seed}: gone after {trail[-40:]}:\n{t.text}\n{t.raw[-1500:]!r}")
         t.resize(80, 24)
         t.settle(0.5, 20)
         assert "mistake of dstui" not in t.text, f"seed {seed}, {trail[-40:]}:\n{t.text}"

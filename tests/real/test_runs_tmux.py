@@ -74,4 +74,4 @@ def test_front_end_and_tmux_die_the_run_goes_on(tmux: list[str]) -> None:
     assert joined.returncode == 0 and "running" in joined.stdout, joined.stdout + joined.stderr
     ended = subprocess.run([*DSTUI, "stop", run.id], capture_output=True, text=True, check=False)
     assert ended.returncode == 0 and "stopped" in ended.stdout, ended.stdout + ended.stderr
-    assert not any(alive(p) for p in [supervisor, *ranks]) and marked(run.id) == []
+    until(lambda: not any(alive(p) for p in [supervisor, *ranks]) and marked(run.id) == [], 5, "the end")

@@ -69,6 +69,8 @@ class BaseScreen(Screen[None]):
 
     def fit(self) -> None:
         """Draw for the size as it is now, or say that it is too small."""
+        if not self._there:
+            return
         self.set_class(self.tiny, "-tiny")
         self.set_class(self.wide, "-wide")
         if self.tiny:
@@ -77,7 +79,16 @@ class BaseScreen(Screen[None]):
             )
             self.view("tiny").show(wrapped(text, max(10, self.size.width), "strong", cut=self.glyphs.cut))
         else:
-            self.call_after_refresh(self.redraw)
+            self.call_after_refresh(self._redraw)
+
+    @property
+    def _there(self) -> bool:
+        """False before the first mount and after the screen was left: a late callback has nothing to draw on."""
+        return self.is_attached and self.query_one_optional("#title") is not None
+
+    def _redraw(self) -> None:
+        if self._there:
+            self.redraw()
 
     def redraw(self) -> None:
         """Draw everything for the size as it is now."""
