@@ -226,7 +226,7 @@ def _method_options(s: State) -> tuple[Option, ...]:
     why = _("the demo trains all of it") if demo else ""
     return (
         Option("full", _("full"), _("all parameters")),
-        Option("lora", "LoRA", _("small adapters; the model is frozen"), not demo, why),
+        Option("lora", "LoRA", _("small adapters; model frozen"), not demo, why),
         Option("qlora", "QLoRA", _("LoRA on a 4-bit model"), not demo, why),
     )
 

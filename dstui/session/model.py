@@ -118,7 +118,7 @@ STEPS: tuple[Step, ...] = (
         "review",
         N_("Review & launch"),
         None,
-        N_("Refused before step 1: read the findings here first."),
+        N_("Refused before step 1: read the findings."),
     ),
 )
 
