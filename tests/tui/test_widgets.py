@@ -16,6 +16,7 @@ from textual.geometry import Region
 from dstui.errors import DstuiError
 from dstui.session.model import FieldView, Option
 from dstui.tui import actions, terminal
+from dstui.tui.screens.prompt import Prompt
 from dstui.tui.text import line, line_width
 from dstui.tui.widgets.form import Form
 from dstui.tui.widgets.lines import LineView, plain_text
@@ -146,6 +147,20 @@ async def test_form_edits_a_number() -> None:
         assert form.editing, "Backspace edits what is there"
         await pilot.press("down")
         assert not form.editing and app.got[-1] == ("micro", "")
+
+
+@pytest.mark.parametrize("free", range(-4, 5))
+def test_the_caret_of_a_pane_without_room_ends(free: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Form, "glyphs", terminal.UNICODE)
+    form = Form()
+    form._buffer, form._caret = "一/path/that/is/long", 9
+    assert "".join(text for text, _role in form._caret_spans(free)) != ""
+
+
+@pytest.mark.parametrize("cells", range(1, 9))
+def test_the_line_of_a_question_without_room_ends(cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dstui.tui.screens.prompt.profile_of", lambda _widget: terminal.Profile())
+    assert plain_text(Prompt("name?", text="一个很长的名字")._rows(cells)) != ""
 
 
 async def test_form_takes_a_paste_and_completes_a_path(tmp_path: Any) -> None:

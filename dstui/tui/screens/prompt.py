@@ -25,7 +25,7 @@ class Prompt(Ask):
         if self._detail:
             rows += wrapped(self._detail, cells - 2, "dim", " ", limit=4, cut=g.cut)
         shown = self._text
-        while width(shown) > cells - 6:
+        while shown and width(shown) > cells - 6:
             shown = shown[1:]
         keys = [("Enter", _("take it")), ("Esc", _("back")), ("^U", _("clear"))]
         rows.append(line((f" {g.cursor} ", "key"), shown, (" ", "cursor")))

@@ -557,7 +557,7 @@ class Form(LineView):
     def _caret_spans(self, free: int) -> list[Span]:
         text, at = self._buffer or "", self._caret
         left = text[:at]
-        while width(left) > free - 2:
+        while left and width(left) > free - 2:
             left = left[1:]
         at_caret = text[at : at + 1] or " "
         right = clip(text[at + 1 :], max(0, free - 2 - width(left)), self.glyphs.cut)
