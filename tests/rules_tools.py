@@ -8,6 +8,7 @@ from typing import Any
 
 from dstui.config.document import ConfigUnreadable, Document
 from dstui.facts.model import Facts, Gpu, Host, Toolchain
+from dstui.rules.command import parse_launch
 from dstui.rules.diagnostic import FileReport
 from dstui.rules.engine import JSON_ENGINES, Context, Options, check_document, check_path
 from dstui.rules.subject import Model
@@ -67,6 +68,7 @@ def context(say: Mapping[str, Any] | None = None) -> Context:
         if {"params", "largest"} & set(say)
         else None,
         local=say.get("local", False),
+        launch=parse_launch(say["launch"], say.get("release", NEWEST)) if "launch" in say else None,
     )
 
 

@@ -58,6 +58,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", metavar="M", help=_("the model, as for dstui estimate: host RAM is judged too")
     )
+    parser.add_argument(
+        "--launch", metavar="COMMAND", help=_("the deepspeed command line in one string: it is judged too")
+    )
     parser.add_argument("--max-size", metavar="SIZE", help=_("largest file to read (default: 1MB)"))
 
 
@@ -95,6 +98,11 @@ def exit_code(reports: Iterable[FileReport], fail_on: Severity | None = None) ->
 def _options(args: argparse.Namespace) -> checking.Options:
     facts = _facts(args.facts) if args.facts else None
     release, origin = release_of(args.deepspeed, facts)
+    launch = None
+    if args.launch is not None:
+        from dstui.rules.command import parse_launch
+
+        launch = parse_launch(args.launch, release)
     size = MAX_SIZE
     if args.max_size:
         from dstui.units import parse_size
@@ -106,10 +114,11 @@ def _options(args: argparse.Namespace) -> checking.Options:
             release_from=origin,
             engine=args.engine,
             facts=facts,
-            world_size=args.world_size,
+            world_size=args.world_size or (launch.ranks if launch else None),
             args=read_args(args.args) if args.args else None,
             model=model_of(args.model) if args.model else None,
             local=facts is None or facts.host.hostname == os.uname().nodename,
+            launch=launch,
         ),
         select=_codes("--select", args.select),
         ignore=_codes("--ignore", args.ignore),

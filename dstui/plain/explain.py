@@ -103,6 +103,7 @@ def _rule_json(rule: Rule) -> dict[str, Any]:
         "what": _(rule.page.what),
         "why": _(rule.page.why),
         "example": rule.page.example,
+        "command": rule.context.get("launch"),
         "fix": _(rule.page.fix),
         "source": rule.page.source,
     }
@@ -136,6 +137,8 @@ def rule_page(rule: Rule) -> list[str]:
         lines += ["", title, *_wrapped(text)]
     if rule.page.example:
         lines += ["", _("Example"), "    " + rule.page.example]
+    if "launch" in rule.context:
+        lines.append("    " + rule.context["launch"])
     lines += ["", _("Fix"), *_wrapped(_(rule.page.fix)), "", _("Source"), *_wrapped(rule.page.source)]
     return lines
 

@@ -19,6 +19,7 @@ from dstui.rules.subject import BATCH_KEYS, Model, Subject
 
 if TYPE_CHECKING:
     from dstui.facts.model import Facts
+    from dstui.rules.command import Launch
 
 Engine = Literal["deepspeed", "hf", "accelerate", "lightning"]
 ENGINES: tuple[Engine, ...] = ("deepspeed", "hf", "accelerate", "lightning")
@@ -43,6 +44,8 @@ class Context:
     model: Model | None = None
     local: bool = False
     """The config is for this machine: its paths can be looked at."""
+    launch: Launch | None = None
+    """The command line that starts the run (``dstui.rules.command``)."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,7 @@ def make_subject(data: Mapping[str, Any], context: Context) -> Subject:
             data, release=context.release, world_size=world, engine=context.engine, args=context.args
         ),
         folder=folder_state if context.local else None,
+        launch=context.launch,
     )
 
 

@@ -49,6 +49,8 @@ def builds_cpu_adam(s: Subject) -> bool:
 def more_ranks_than_gpus(s: Subject) -> Iterator[Hit]:
     if s.facts is None or s.facts.gpus is None or not s.world_known or s.world_size_from == "batch":
         return
+    if s.launch is not None and s.launch.ranks == s.world_size:
+        return  # the rules of the command line say which option asks for too much
     there = len(s.facts.gpus) * max(1, s.facts.nodes)
     # On a machine without GPUs a few ranks on the CPU (gloo) are a choice, not a slip.
     room = there or (s.facts.host.cores_usable or 1) * max(1, s.facts.nodes)

@@ -196,6 +196,7 @@ def _load() -> None:
     from dstui.rules import (  # noqa: F401 - importing a family declares its rules
         batch,
         comm,
+        commandline,
         features,
         launch,
         offload,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dstui.config.resolve import Resolved
     from dstui.config.schema import Schema
     from dstui.facts.model import Facts
+    from dstui.rules.command import Launch
 
 
 class _Missing:
@@ -116,6 +117,7 @@ class Subject:
         schema: Schema | None = None,
         resolved: Resolved | None = None,
         folder: Callable[[str], str | None] | None = None,
+        launch: Launch | None = None,
     ) -> None:
         self.raw = data
         self.data: Mapping[str, Any] = data if resolved is None else resolved.data
@@ -130,6 +132,7 @@ class Subject:
         self.schema = schema
         self.resolved = resolved
         self._folder = folder
+        self.launch = launch
 
     # -- releases
 
