@@ -119,6 +119,7 @@ def _releases(since: str | None, until: str | None) -> str:
 
 def _when(when: str) -> str:
     return {
+        "launch": _("when the launcher starts"),
         "parse": _("when the config is parsed"),
         "init": _("when the engine starts, after the model was loaded"),
         "step": _("while training"),

@@ -48,7 +48,7 @@ def _cards(s: Subject) -> int | None:
     "DS920",
     "launcher-filters-exclude-each-other",
     Severity.ERROR,
-    "init",
+    "launch",
     what=N_("The command gives --include with --exclude, or one of them with --num_gpus or --num_nodes."),
     why=N_(
         "The launcher takes one way to choose devices. CUDA_VISIBLE_DEVICES counts as --include unless --num_gpus is above 0 or --num_nodes above 1, so `CUDA_VISIBLE_DEVICES=0,1 deepspeed --num_nodes 1 train.py` is refused too."
@@ -83,7 +83,7 @@ def launcher_filters_exclude_each_other(s: Subject) -> Iterator[Hit]:
     "DS921",
     "launcher-flag-not-in-release",
     Severity.ERROR,
-    "init",
+    "launch",
     what=N_("The command has an option before the script that the launcher of this release does not know."),
     why=N_(
         "The launcher reads its options up to the script and leaves with code 2 at one it does not know, or at an abbreviation of several. --ssh_port came with 0.10.2, --node_rank and --no_ssh with 0.14.5, --venv_script with 0.17.1, --log_level and --quiet with 0.17.6. Before 0.14.5, --no_ssh is read as --no_ssh_check."
@@ -132,7 +132,7 @@ def launcher_flag_not_in_release(s: Subject) -> Iterator[Hit]:
     "DS922",
     "elastic-flags-removed",
     Severity.ERROR,
-    "init",
+    "launch",
     since="0.19.8",
     what=N_("The command has --elastic_training, --min_elastic_nodes or --max_elastic_nodes."),
     why=N_("Release 0.19.8 removed elastic training from the launcher; it leaves with code 2."),
@@ -165,7 +165,7 @@ def _same(launch: Launch) -> bool:
     "DS923",
     "visible-devices-ignored",
     Severity.NO_EFFECT,
-    "init",
+    "launch",
     what=N_(
         "CUDA_VISIBLE_DEVICES is set for a command with --include, --exclude, --num_gpus or --num_nodes."
     ),
@@ -197,7 +197,7 @@ def visible_devices_ignored(s: Subject) -> Iterator[Hit]:
     "DS924",
     "device-is-no-number",
     Severity.ERROR,
-    "init",
+    "launch",
     what=N_("CUDA_VISIBLE_DEVICES, --include or --exclude names a device by something else than its number."),
     why=N_(
         'The launcher turns every entry into an integer. A GPU UUID, a MIG id or an empty entry ends it with "invalid literal for int()".'
@@ -227,7 +227,7 @@ def device_is_no_number(s: Subject) -> Iterator[Hit]:
     "DS925",
     "device-not-there",
     Severity.ERROR,
-    "init",
+    "launch",
     what=N_("--include, --exclude or CUDA_VISIBLE_DEVICES names a device that the machine does not have."),
     why=N_(
         "The launcher refuses it, but from 0.15.2 to 0.19.6 it compares what --include asks for with itself and starts a rank that finds no card."
@@ -266,7 +266,7 @@ def device_not_there(s: Subject) -> Iterator[Hit | Lacks]:
     "DS926",
     "host-without-devices",
     Severity.ERROR,
-    "init",
+    "launch",
     since="0.15.2",
     until="0.19.6",
     what=N_("--include names a host without devices."),
@@ -298,7 +298,7 @@ def host_without_devices(s: Subject) -> Iterator[Hit]:
     "DS927",
     "num-gpus-beyond-the-gpus",
     Severity.WARNING,
-    "init",
+    "launch",
     what=N_("--num_gpus is larger than the GPUs of the machine."),
     why=N_(
         "The launcher does not check: it exports the ids from 0 on, and the ranks beyond the last card stop."
@@ -327,7 +327,7 @@ def num_gpus_beyond_the_gpus(s: Subject) -> Iterator[Hit | Lacks]:
     "DS928",
     "launcher-option-after-script",
     Severity.WARNING,
-    "init",
+    "launch",
     what=N_("An option of the launcher stands behind the script."),
     why=N_("The launcher hands everything behind the script to the script; it reads none of it."),
     example=EXAMPLE,
@@ -357,7 +357,7 @@ def _gap(ids: list[int]) -> bool:
     "DS929",
     "slurm-device-subset",
     Severity.ERROR,
-    "init",
+    "launch",
     since="0.19.7",
     what=N_("--launcher slurm with device ids that are not the first ones, or not as many on every host."),
     why=N_(
@@ -403,7 +403,7 @@ def slurm_device_subset(s: Subject) -> Iterator[Hit]:
     "DS930",
     "env-file-not-read",
     Severity.NO_EFFECT,
-    "init",
+    "launch",
     until="0.10.0",
     what=N_("DS_ENV_FILE is set for a release that does not read it."),
     why=N_(

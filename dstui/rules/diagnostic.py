@@ -27,7 +27,7 @@ class Severity(str, Enum):
         return self.value[0].upper()
 
 
-When = Literal["parse", "init", "step", "save", "always"]
+When = Literal["launch", "parse", "init", "step", "save", "always"]
 Verdict = Literal["accepted", "rejected", "unknown"]
 
 
