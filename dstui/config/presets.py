@@ -239,7 +239,9 @@ def save_user(preset: Preset, *, overwrite: bool = False) -> Preset:
 
 def parse(text: str, name: str) -> Preset:
     """The user's preset ``name`` that a file with ``text`` would be. Raises DstuiError when it would be none."""
-    return _load(text.encode(), user_path(name), shipped=False)
+    path = user_path(name)
+    # The editor knows the folder; a message of two lines has no room for it.
+    return replace(_load(text.encode(), Path(path.name), shipped=False), path=path)
 
 
 def save_text(name: str, text: str) -> Preset:
