@@ -13,6 +13,9 @@ REPO = Path(__file__).resolve().parent.parent
 SHARED = REPO.parent / "shared"
 """Measured truth and public configs that are not part of the project; tests that use them skip without."""
 
+EXTENSIONS = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or REPO / ".pytest_cache" / "torch_extensions")
+"""Built DeepSpeed ops, shared by the tests of this checkout and nobody else: a cold build takes a minute."""
+
 
 @pytest.fixture(autouse=True)
 def isolated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,17 +35,15 @@ def isolated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     for name in ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "CUDA_VISIBLE_DEVICES", "NO_COLOR", "TMUX"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("LANG", "C.UTF-8")
-    # Built DeepSpeed ops are shared between tests: a cold build takes a minute.
-    monkeypatch.setenv(
-        "TORCH_EXTENSIONS_DIR", os.environ.get("TORCH_EXTENSIONS_DIR") or _real_home_extensions()
-    )
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(EXTENSIONS))
     i18n.set_language("en")
 
 
-def _real_home_extensions() -> str:
-    import pwd
-
-    return str(Path(pwd.getpwuid(os.getuid()).pw_dir) / ".cache" / "torch_extensions")
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Of an interrupted session a build's lock may be left, on which every later one would wait for ever."""
+    if not hasattr(session.config, "workerinput"):
+        for lock in EXTENSIONS.rglob("lock"):
+            lock.unlink(missing_ok=True)
 
 
 @pytest.fixture
