@@ -14,6 +14,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 
 from babel.messages import extract, mofile, pofile
@@ -109,6 +110,8 @@ def write_po(catalog: Catalog) -> bytes:
 
 
 def write_mo(catalog: Catalog) -> bytes:
+    # Babel puts the time of writing into the header: the same texts must give the same bytes.
+    catalog.creation_date = catalog.revision_date = datetime(2000, 1, 1, tzinfo=timezone.utc)
     out = io.BytesIO()
     mofile.write_mo(out, catalog)
     return out.getvalue()
