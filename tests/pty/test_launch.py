@@ -16,6 +16,12 @@ from tests.pty.harness import Terminal
 pytestmark = [pytest.mark.pty, pytest.mark.real]
 
 
+@pytest.fixture(autouse=True)
+def ops_of_its_own(isolated: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs are killed here while they build ops, which leaves locks."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "ext"))
+
+
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs the train extra")
 def test_three_keys_in_one_packet_start_a_run_that_outlives_the_screen(tmp_path: Path) -> None:
     """Enter, A, Enter typed ahead: each key acts on the screen that the one before led to."""
