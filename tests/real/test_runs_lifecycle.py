@@ -173,6 +173,10 @@ def test_terminal_dies_and_sighup_to_everything(
             assert os.getsid(p.pid) != os.getsid(0)
         result = stop(run)
         assert result.ended and result.state == "stopped"
+        assert not any(alive(p) for p in ranks.values())
+        deadline = time.monotonic() + 10  # the supervisor still frees what the ranks left, then goes
+        while any(alive(p) for p in everything) and time.monotonic() < deadline:
+            time.sleep(0.1)
         assert not any(alive(p) for p in everything)
         nothing_left(run)
         assert (run.exit or {})["stopped_by"]["pid"] == os.getpid()
