@@ -7,6 +7,7 @@ second, shares 0-1.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -25,11 +26,27 @@ _SLOW = (
     (0x100, "display-clocks"),
 )
 """nvml.h nvmlClocksEventReasons bits; idle (0x1) is no reason to worry and left out."""
+_PCIE_TX, _PCIE_RX = 197, 198
+_NVLINK_TX, _NVLINK_RX = 138, 139
+_ALL_LINKS = 0xFFFFFFFF
+_COUNTERS = ((_PCIE_TX, 0), (_PCIE_RX, 0), (_NVLINK_TX, _ALL_LINKS), (_NVLINK_RX, _ALL_LINKS))
+"""nvml.h ``NVML_FI_DEV_PCIE_COUNT_*_BYTES`` (bytes, drivers from 550 on) and ``NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_*``
+(KiB without protocol, summed over the links by scope UINT_MAX). Counters that only grow: read in under a millisecond,
+where ``nvmlDeviceGetPcieThroughput`` blocks 20 ms a direction."""
+_UNIT = {_PCIE_TX: 1, _PCIE_RX: 1, _NVLINK_TX: 1024, _NVLINK_RX: 1024}
+_VALUE_TYPES = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
+"""nvml.h nvmlValueType_t -> member of the union."""
+ROUND = 10.0
+"""Seconds in which every card's PCIe throughput is read once, where the driver has no counter to read."""
 
 
 @dataclass(frozen=True)
 class GpuSample:
-    """One reading of one device. ``throttle``: names of the reasons that hold its clocks down, () = none."""
+    """One reading of one device. ``throttle``: names of the reasons that hold its clocks down, () = none.
+
+    ``pcie_tx nvlink_tx``: bytes per second that left the card since the reading before, ``pcie_rx nvlink_rx``: that
+    came in.
+    """
 
     index: int
     uuid: str | None = None
@@ -45,22 +62,48 @@ class GpuSample:
     throttle: tuple[str, ...] | None = None
     pcie_tx: int | None = None
     pcie_rx: int | None = None
+    nvlink_tx: int | None = None
+    nvlink_rx: int | None = None
+
+
+class _Links:
+    """PCIe and NVLink traffic of one card, from its counters, or now and then from the driver's own measurement."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, tuple[float, int]] = {}
+        self.has_pcie_counter = True
+        self.measured: tuple[int | None, int | None] = (None, None)
+        self.measured_at = 0.0
+
+    def rates(self, values: Any, now: float) -> dict[int, int]:
+        """Bytes per second by field id, of those that the driver counts and that were read before."""
+        found = {}
+        counted = set()
+        for v in values or ():
+            if v.nvmlReturn != 0 or v.valueType not in _VALUE_TYPES:
+                continue
+            counted.add(v.fieldId)
+            value = int(getattr(v.value, _VALUE_TYPES[v.valueType])) * _UNIT[v.fieldId]
+            before = self._before.get(v.fieldId)
+            self._before[v.fieldId] = (now, value)
+            if before is not None and now > before[0] and value >= before[1]:  # less: a reset, or it wrapped
+                found[v.fieldId] = int((value - before[1]) / (now - before[0]))
+        self.has_pcie_counter = _PCIE_TX in counted
+        return found
 
 
 class NvmlSession:
     """``with NvmlSession(uuids) as s: s.sample()`` -> one ``GpuSample`` per device.
 
     ``devices``: UUIDs (cards or MIG instances) or NVML indices, None = all cards. ``problem`` tells why
-    nothing can be read. PCIe throughput costs the driver 20 ms a counter, so it is read only with
-    ``pcie=True``. ``nvml`` replaces the pynvml module (tests).
+    nothing can be read. A driver without PCIe counters measures for 20 ms a direction: then one card at a time
+    is asked, each every ``ROUND`` seconds. ``nvml`` replaces the pynvml module (tests).
     """
 
-    def __init__(
-        self, devices: Sequence[str | int] | None = None, *, pcie: bool = False, nvml: Any = None
-    ) -> None:
+    def __init__(self, devices: Sequence[str | int] | None = None, *, nvml: Any = None) -> None:
         self.problem: str | None = None
         self._wanted = None if devices is None else list(devices)
-        self._pcie = pcie
+        self._links: dict[int, _Links] = {}
         self._nvml = nvml
         self._handles: list[tuple[int, str | None, Any]] = []
         self._open = False
@@ -111,12 +154,34 @@ class NvmlSession:
             self._call("nvmlShutdown")
             self._open = False
             self._handles = []
+            self._links = {}
 
     def sample(self) -> tuple[GpuSample, ...]:
         """One reading of every device, in the order asked for; () when NVML is not there."""
         if not self._open and not self.open():
             return ()
-        return tuple(self._read(*h) for h in self._handles)
+        self._measure_pcie(time.monotonic())
+        found = tuple(self._read(position, *h) for position, h in enumerate(self._handles))
+        if found and all(g.memory_used is None and g.utilisation is None for g in found):
+            self.close()  # a driver that was reloaded forgets its clients: start anew at the next reading
+        return found
+
+    def _measure_pcie(self, now: float) -> None:
+        """Have the driver measure the card whose turn it is, when it cannot count."""
+        waiting = [
+            (links.measured_at, position)
+            for position, links in self._links.items()
+            if not links.has_pcie_counter and now - links.measured_at >= ROUND
+        ]
+        if not waiting:
+            return
+        position = min(waiting)[1]
+        links, handle = self._links[position], self._handles[position][2]
+        links.measured_at = now
+        tx = self._call("nvmlDeviceGetPcieThroughput", handle, 0)
+        rx = self._call("nvmlDeviceGetPcieThroughput", handle, 1)
+        # NVML counts KB/s over 20 ms
+        links.measured = (None if tx is None else tx * 1024, None if rx is None else rx * 1024)
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -130,11 +195,11 @@ class NvmlSession:
             return value.decode("utf-8", "replace")
         return value if isinstance(value, str) else None
 
-    def _read(self, index: int, uuid: str | None, handle: Any) -> GpuSample:
+    def _read(self, position: int, index: int, uuid: str | None, handle: Any) -> GpuSample:
         if handle is None:
             return GpuSample(index=index, uuid=uuid)
         n = self._nvml
-        rates = self._call("nvmlDeviceGetUtilizationRates", handle)
+        busy = self._call("nvmlDeviceGetUtilizationRates", handle)
         version = getattr(n, "nvmlMemory_v2", None)
         memory = None
         if version is not None:  # v2 counts the driver's own share apart, as nvidia-smi does
@@ -146,13 +211,14 @@ class NvmlSession:
         if bits is None:
             bits = self._call("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
         limit = self._call("nvmlDeviceGetEnforcedPowerLimit", handle)
-        tx = self._call("nvmlDeviceGetPcieThroughput", handle, 0) if self._pcie else None
-        rx = self._call("nvmlDeviceGetPcieThroughput", handle, 1) if self._pcie else None
+        links = self._links.setdefault(position, _Links())
+        rates = links.rates(self._call("nvmlDeviceGetFieldValues", handle, list(_COUNTERS)), time.monotonic())
+        tx, rx = (rates.get(_PCIE_TX), rates.get(_PCIE_RX)) if links.has_pcie_counter else links.measured
         return GpuSample(
             index=index,
             uuid=uuid,
-            utilisation=None if rates is None else rates.gpu / 100,
-            memory_controller=None if rates is None else rates.memory / 100,
+            utilisation=None if busy is None else busy.gpu / 100,
+            memory_controller=None if busy is None else busy.memory / 100,
             memory_total=None if memory is None else int(memory.total),
             memory_used=None if memory is None else int(memory.used),
             power=None if power is None else power / 1000,
@@ -161,6 +227,8 @@ class NvmlSession:
             sm_clock=self._call("nvmlDeviceGetClockInfo", handle, 1),
             memory_clock=self._call("nvmlDeviceGetClockInfo", handle, 2),
             throttle=None if bits is None else tuple(name for bit, name in _SLOW if bits & bit),
-            pcie_tx=None if tx is None else tx * 1024,  # NVML counts KB/s over 20 ms
-            pcie_rx=None if rx is None else rx * 1024,
+            pcie_tx=tx,
+            pcie_rx=rx,
+            nvlink_tx=rates.get(_NVLINK_TX),
+            nvlink_rx=rates.get(_NVLINK_RX),
         )

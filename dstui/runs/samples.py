@@ -10,7 +10,8 @@ A record: ``{"t": epoch seconds, "gpus": [[...], ...], "host": [...], "ranks": [
 "lock": [op, path, pid of its holder], "saving": path, "sizes": [bytes of out.log, bytes of csv_monitor's files]}``,
 the last ones only when there is something;
 its columns are named by ``GPU_COLUMNS``, ``HOST_COLUMNS``, ``RANK_COLUMNS`` (each file's first line repeats
-them). Sizes are bytes, shares 0-1, power in watts, temperature in degrees Celsius. Unknown is null.
+them). Sizes are bytes, shares 0-1, power in watts, temperature in degrees Celsius, clocks in MHz, links in bytes
+per second. Unknown is null.
 In the slower tiers sizes are the largest of the interval, everything else is its mean.
 """
 
@@ -41,6 +42,12 @@ GPU_COLUMNS = (
     "power_limit",
     "temperature",
     "throttle",
+    "clock_sm",
+    "clock_mem",
+    "pcie_rx",
+    "pcie_tx",
+    "nvlink_rx",
+    "nvlink_tx",
 )
 HOST_COLUMNS = ("used", "capacity", "cgroup", "cpu", "shm")
 RANK_COLUMNS = ("rank", "pid", "rss", "cpu", "helpers", "wait")
@@ -93,7 +100,12 @@ BUILD_TOOLS = COMPILERS | {
 
 @dataclass(frozen=True)
 class GpuUse:
-    """One card, whoever uses it. ``throttle``: what holds its clocks down (``sw-thermal,power-cap``), ``""`` = nothing."""
+    """One card, whoever uses it. ``throttle``: what holds its clocks down (``sw-thermal,power-cap``), ``""`` = nothing.
+
+    ``clock_sm clock_mem``: MHz. ``pcie_rx pcie_tx``: bytes per second into and out of the card over PCIe,
+    ``nvlink_rx nvlink_tx`` over all its NVLinks; None where the driver does not count. Files written before these
+    columns existed are read with None.
+    """
 
     index: int
     utilisation: float | None = None
@@ -103,6 +115,12 @@ class GpuUse:
     power_limit: float | None = None
     temperature: float | None = None
     throttle: str | None = None
+    clock_sm: float | None = None
+    clock_mem: float | None = None
+    pcie_rx: float | None = None
+    pcie_tx: float | None = None
+    nvlink_rx: float | None = None
+    nvlink_tx: float | None = None
 
 
 @dataclass(frozen=True)
@@ -223,6 +241,12 @@ class NvmlSource:
                 power_limit=g.power_limit,
                 temperature=g.temperature,
                 throttle=None if g.throttle is None else ",".join(g.throttle),
+                clock_sm=g.sm_clock,
+                clock_mem=g.memory_clock,
+                pcie_rx=g.pcie_rx,
+                pcie_tx=g.pcie_tx,
+                nvlink_rx=g.nvlink_rx,
+                nvlink_tx=g.nvlink_tx,
             )
             for g in self._session.sample()
         ]

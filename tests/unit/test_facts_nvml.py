@@ -457,8 +457,11 @@ def test_a_crashing_child_is_a_reason(stub_system: System) -> None:
 def polled(stub_folder: Path) -> Iterator[list[str]]:
     code = (
         "from dstui.facts.gpu import NvmlSession\n"
-        "s = NvmlSession(pcie=True)\n"
+        "import time\n"
+        "s = NvmlSession()\n"
         "assert s.open(), s.problem\n"
+        "assert s.sample()[0].pcie_tx is None\n"
+        "time.sleep(0.05)\n"
         "print(*s.sample(), sep='\\n')\n"
         "s2 = NvmlSession(['GPU-bbbb2222-0000-0000-0000-000000000001'])\n"
         "print(*s2.sample(), sep='\\n')\n"
@@ -469,15 +472,71 @@ def polled(stub_folder: Path) -> Iterator[list[str]]:
     yield out.stdout.splitlines()
 
 
+def number(line: str, name: str) -> float:
+    return float(line.partition(f"{name}=")[2].split(",")[0].rstrip(")"))
+
+
 def test_a_session_polls_the_real_binding(polled: list[str]) -> None:
     busy, idle, by_uuid = polled
     assert "utilisation=0.97" in busy and "power=655.432" in busy and "power_limit=700.0" in busy
     assert f"memory_used={20000 * MiB}" in busy  # nvidia-smi's figure, the driver's own share apart
     assert "throttle=('power-cap',)" in busy and "temperature=64" in busy
-    assert f"pcie_tx={1000 * 1024}" in busy and f"pcie_rx={2000 * 1024}" in busy
+    assert 4.9e6 < number(busy, "pcie_tx") < 5.1e6 and 2.9e6 < number(busy, "pcie_rx") < 3.1e6
+    assert 39e9 < number(busy, "nvlink_tx") < 41e9 and 29e9 < number(busy, "nvlink_rx") < 31e9
     assert "sm_clock=1980" in busy and "memory_clock=3201" in busy
     assert "throttle=()" in idle
     assert by_uuid.startswith("GpuSample(index=1, uuid='GPU-bbbb2222") and "pcie_tx=None" in by_uuid
+
+
+def in_python(code: str, stub_folder: Path, **more: str) -> list[str]:
+    env = {**os.environ, "LD_LIBRARY_PATH": str(stub_folder), **more}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def test_a_driver_without_counters_is_asked_for_one_card_at_a_time(stub_folder: Path) -> None:
+    code = (
+        "from dstui.facts.gpu import NvmlSession\n"
+        "s = NvmlSession()\n"
+        "for _ in range(4): print([g.pcie_rx for g in s.sample()], s.sample()[0].nvlink_tx)\n"
+    )
+    rows = in_python(code, stub_folder, STUB_NO_COUNTERS="1", STUB_CARDS="3")
+    rx = 2000 * 1024
+    assert rows[0] == "[None, None, None] None"
+    assert rows[1] == f"[{rx}, {rx}, None] None"  # each row is two readings: one card more each
+    assert rows[2] == rows[3] == f"[{rx}, {rx}, {rx}] None"
+
+
+def test_a_driver_that_loses_its_cards_and_comes_back(stub_folder: Path) -> None:
+    code = (
+        "from dstui.facts.gpu import NvmlSession\n"
+        "s = NvmlSession()\n"
+        "for _ in range(4): print([g.memory_used is not None for g in s.sample()])\n"
+    )
+    rows = in_python(code, stub_folder, STUB_FAIL_AT="3", STUB_FAIL_FOR="2")
+    assert rows == ["[True, True]", "[False, False]", "[True, True]", "[True, True]"]
+
+
+def test_a_counter_that_was_reset_gives_no_rate() -> None:
+    class Counting(FakeNvml):
+        total = 1000
+
+        def nvmlDeviceGetFieldValues(self, h: dict[str, Any], fields: list[tuple[int, int]]) -> list[Any]:
+            return [
+                SimpleNamespace(
+                    fieldId=f, nvmlReturn=0, valueType=3, value=SimpleNamespace(ullVal=self.total)
+                )
+                for f, _scope in fields
+            ]
+
+    fake = Counting([card(0)])
+    with NvmlSession(nvml=fake) as s:
+        assert s.sample()[0].pcie_rx is None
+        fake.total = 10
+        assert s.sample()[0].pcie_rx is None
+        fake.total = 20
+        again = s.sample()[0]
+    assert again.pcie_rx and again.nvlink_tx == pytest.approx(again.pcie_tx * 1024, rel=0.01)
 
 
 def test_a_session_never_raises() -> None:

@@ -205,6 +205,52 @@ def test_records_round_trip_and_later_columns_are_ignored() -> None:
     )
 
 
+def test_records_of_before_the_links_are_read() -> None:
+    old = {"t": 1.0, "gpus": [[0, 0.5, 1, 2, 300.0, 700.0, 60.0, ""]], "host": [], "ranks": []}
+    sample = Sample.from_json(old)
+    assert sample is not None
+    assert sample.gpus == (GpuUse(0, 0.5, 1, 2, 300.0, 700.0, 60.0, ""),)
+    assert sample.gpus[0].pcie_rx is None and sample.gpus[0].clock_sm is None
+
+
+def test_clocks_and_links_through_the_file_and_the_slower_tiers() -> None:
+    a = GpuUse(0, clock_sm=1000.0, clock_mem=3201.0, pcie_rx=2e9, pcie_tx=None, nvlink_rx=4e9)
+    b = GpuUse(0, clock_sm=1980.0, clock_mem=3201.0, pcie_rx=4e9, pcie_tx=1e9, nvlink_rx=8e9)
+    again = Sample.from_json(json.loads(json.dumps(merge([Sample(1.0, (a,)), Sample(2.0, (b,))]).to_json())))
+    assert again is not None
+    assert again.gpus == (
+        GpuUse(0, clock_sm=1490.0, clock_mem=3201.0, pcie_rx=3e9, pcie_tx=1e9, nvlink_rx=6e9),
+    )
+
+
+def test_a_driver_that_hangs_leaves_a_gap_and_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import threading
+
+    monkeypatch.setattr(module, "GPU_STALE", 1e9)
+    hang, asked = threading.Event(), threading.Event()
+
+    class Hanging(Source):
+        def sample(self) -> list[GpuUse]:
+            if self.closed:
+                asked.set()
+                hang.wait()
+            self.closed = True
+            return [GpuUse(0, 0.5)]
+
+    sampler = Sampler(tmp_path, source=Hanging, interval=0.01)
+    assert asked.wait(30)
+    sampler.sample([])
+    monkeypatch.setattr(module, "GPU_STALE", 0.0)
+    sampler.sample([])
+    sampler.close()
+    hang.set()
+    first, second = read_samples(tmp_path)
+    assert first.gpus == (GpuUse(0, 0.5),)
+    assert second.gpus == () and second.host.used
+
+
 def test_rank_of() -> None:
     assert rank_of({"RANK": "2"}) == 2
     assert rank_of({}) is None
