@@ -54,6 +54,12 @@ class RunSpec:
     """The user's file; read by ``start`` when neither ``config_text`` nor ``config`` is given. Never written."""
     prediction: Mapping[str, Any] | None = None
     """The estimate as JSON, shown beside the measurement."""
+    subject: Mapping[str, Any] | None = None
+    """What the estimate was asked (``dstui.estimate.subject``), so that the run can correct the next one."""
+    measure: int | None = None
+    """Optimizer steps that the probe measures in each rank (``dstui.runs.trial``); None = no probe."""
+    trial: bool = False
+    """End after ``measure`` steps: the run exists to be measured."""
     instrument: bool = True
     """Add the keys that a monitor needs (``steps_per_print``, ``log_level``, ``csv_monitor``) to the run's copy."""
     steps_per_print: int = 10
@@ -80,6 +86,8 @@ class RunSpec:
                 _("a run's name is one line of at most {n} characters").format(n=NAME_LENGTH),
                 _("give a shorter one without control characters"),
             )
+        if self.measure is not None and self.measure < 1:
+            raise DstuiError(_("--steps {n}: at least 1").format(n=self.measure))
         if self.num_gpus is not None and self.num_gpus < 1:
             raise DstuiError(_("a run needs at least one rank"), _("give --num-gpus 1 or more"))
 
@@ -92,7 +100,7 @@ class RunSpec:
         data = {
             f.name: getattr(self, f.name)
             for f in dataclasses.fields(self)
-            if f.name not in ("env", "config", "config_text", "prediction")
+            if f.name not in ("env", "config", "config_text", "prediction", "subject")
         }
         data["args"] = list(self.args)
         data["devices"] = None if self.devices is None else list(self.devices)

@@ -19,7 +19,7 @@ from dstui import __version__
 from dstui.errors import DstuiError, Exit
 from dstui.facts.model import Facts
 from dstui.i18n import _
-from dstui.runs import answers, redact, store
+from dstui.runs import answers, redact, store, trial
 from dstui.runs import command as commands
 from dstui.runs.command import Command
 from dstui.runs.preflight import Problem, worst
@@ -70,6 +70,7 @@ def start(
 
     def fill(folder: RunDir) -> tuple[dict[str, Any], dict[str, str]]:
         command = commands.build(spec, facts, folder.path, environ=env, taken_ports=_ports_of_runs())
+        command = trial.equip(command, spec, folder, env)
         holder.append(command)
         return manifest(spec, facts, command, env), dict(command.files)
 
@@ -142,6 +143,7 @@ def manifest(spec: RunSpec, facts: Facts, command: Command, environ: Mapping[str
     packages = dict(interpreter.packages) if interpreter else {}
     return {
         "name": spec.name,
+        "kind": "trial" if spec.trial else "run",
         "dstui": __version__,
         "spec": {**spec.to_json(), "args": redact.arguments(spec.args)},
         "command": redact.arguments(command.argv),
@@ -171,6 +173,7 @@ def manifest(spec: RunSpec, facts: Facts, command: Command, environ: Mapping[str
         "versions": {"python": interpreter.version if interpreter else None, **packages},
         "facts": facts.to_json(),
         "prediction": None if spec.prediction is None else dict(spec.prediction),
+        "subject": None if spec.subject is None else dict(spec.subject),
         "log_limit": spec.log_limit,
         "user": _user(),
         "host": place.host,

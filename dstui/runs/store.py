@@ -7,6 +7,8 @@ Layout of one run (design section 7); every format carries ``schema_version`` an
     out.log         stdout and stderr of every process, written by them directly (append mode)
     rank-logs/      one file a rank, where the launcher writes them
     metrics/        csv_monitor's files
+    probe/          the probe of a trial and what it measured, one file a rank (``dstui.runs.trial``)
+    trial.json      predicted beside measured, once a measured run is over
     events.jsonl    one JSON object a line: {"t": epoch seconds, "event": name, ...}
     samples/        GPU and host samples
     requests/       files asking the supervisor for something: ``stop-*.json``
@@ -268,6 +270,7 @@ def create(
             for name in ("out.log", "events.jsonl"):
                 os.close(os.open(temporary / name, os.O_WRONLY | os.O_CREAT, 0o600))
             for name, text in files.items():
+                (temporary / name).parent.mkdir(mode=0o700, exist_ok=True)
                 write_text(temporary / name, text)
             write_json(temporary / "manifest.json", whole)
             temporary.rename(target)
