@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dstui.cli import main
-from dstui.runs.compare import communication
+from dstui.runs.pace import communication_of
 from dstui.runs.processes import here
 from dstui.runs.replay import ReplayView, open_view, reference
 from dstui.runs.samples import GpuUse, HostUse, RankUse, Sample
@@ -68,7 +68,8 @@ def make(
             written += 1
             lines += f"step {written} loss {3 - written * 0.03:.4f} lr 0.001 tokens/s {512 / seconds:.0f}\n"
             if written % 10 == 0:
-                lines += "time (ms) | fwd: 100.00 | bwd: 200.00 | bwd_allreduce: 75.00 | step: 75.00\n"
+                fwd, bwd, reduce, step = (1000 * seconds * x for x in (0.25, 0.5, 0.2, 0.25))
+                lines += f"time (ms) | fwd: {fwd:.2f} | bwd: {bwd:.2f} | bwd_allreduce: {reduce:.2f} | step: {step:.2f}\n"
         cards = tuple(
             GpuUse(i, 0.5 if t > 10 else 0.0, 10 << 30, 141 << 30, 300.0, 700.0) for i in range(gpus)
         )
@@ -175,11 +176,14 @@ def test_compare(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = json.loads(capsys.readouterr().out)
     a, b = data["runs"]
     assert a["step_time"] == pytest.approx(1.0, rel=0.1) and b["step_time"] == pytest.approx(2.0, rel=0.1)
-    assert (a["gpu_utilisation"], round(a["communication"], 6)) == (0.5, 0.2)
+    assert (a["gpu_utilisation"], round(a["gradient_reduction"], 6)) == (0.5, 0.2)
+    assert (a["step_time_from"], a["communication"]) == ("timers", None)
     assert (a["gpu_peak"], a["host_peak"], a["gpu"]) == (10 << 30, 3 << 30, "2xH200")
     assert b["gpu_hours"] == pytest.approx(2 * 130 / 3600) and b["price"] == pytest.approx(2 * 130 / 1000)
     assert a["samples_per_second"] == pytest.approx(8.0, rel=0.1)
     paths = {x["path"]: x["values"] for x in data["config"]}
+    assert data["verdicts"][0]["outcome"] == "slower" and data["verdicts"][0]["ratio"] == pytest.approx(2.0)
+    assert data["equal_step"] == 60 and data["loss_gap"] == 0
     assert paths["zero_optimization.stage"] == [1, 2] and "steps_per_print" not in paths
     assert main(["compare", *runs]) == 0
     out = capsys.readouterr().out
@@ -193,5 +197,5 @@ def test_compare(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_communication_needs_the_breakdown() -> None:
-    assert communication({}) is None
-    assert communication({"fwd": 1.0, "bwd": 2.0, "bwd_allreduce": 1.0, "step": 1.0}) == 0.25
+    assert communication_of({}) is None
+    assert communication_of({"fwd": 1.0, "bwd": 2.0, "bwd_allreduce": 1.0, "step": 1.0}) == 0.25
