@@ -257,13 +257,14 @@ def _config(spec: RunSpec, facts: Facts, env: Mapping[str, str]) -> Iterator[Pro
     yield from _nvme(data)
 
 
-_RULE_ENGINES: Mapping[str, Engine] = {
+RULE_ENGINES: Mapping[str, Engine] = {
     "plain": "deepspeed",
     "hf": "hf",
     "llamafactory": "hf",
     "swift": "hf",
     "accelerate": "accelerate",
 }
+"""Engine of a run -> who reads its config, for the rules."""
 
 
 def _rules(doc: Document, spec: RunSpec, facts: Facts, it: Interpreter | None) -> Iterator[Problem]:
@@ -274,7 +275,7 @@ def _rules(doc: Document, spec: RunSpec, facts: Facts, it: Interpreter | None) -
     context = Context(
         release=it.deepspeed,
         release_from="interpreter",
-        engine=_RULE_ENGINES[spec.engine],
+        engine=RULE_ENGINES[spec.engine],
         facts=facts,
         world_size=ranks,
         local=True,

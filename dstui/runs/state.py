@@ -29,6 +29,12 @@ NAMED_SECONDS = 30.0
 STALL_INTERVALS = 10
 """A stall is looked for from this many times the usual gap between reports on, and not before STALL_SECONDS; before
 NAMED_SECONDS where ranks are seen to wait for something that has a name."""
+CURED = 5
+"""Healthy reports that end a streak of others."""
+PACES = 240
+"""Step times that a change of pace is looked for in."""
+TIMED = 24
+"""Lines of wall_clock_breakdown that the share of a part is taken from: one line is as noisy as its step."""
 PHASES = ("preflight", "launch", "loading", "building", "first-step", "training")
 
 
@@ -76,6 +82,41 @@ class Phase:
 
 
 @dataclass
+class Streak:
+    """Reports of one kind in a row. It is over after ``CURED`` others, so that what comes and goes stays one streak."""
+
+    count: int = 0
+    step: float | None = None
+    """Where it began, by the counter of the reports."""
+    at: float | None = None
+    """Epoch seconds at which it began; None when nobody saw it happen."""
+    good: int = 0
+    """Other reports since the last of the kind."""
+
+    def add(self, hit: bool, step: float | None, at: float | None) -> None:
+        if hit:
+            if not self.count:
+                self.step, self.at = step, at
+            self.count += 1
+            self.good = 0
+        elif self.count:
+            self.good += 1
+            if self.good >= CURED:
+                self.count = self.good = 0
+                self.step = self.at = None
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The time of a step, seconds, as it was at ``step``."""
+
+    step: int
+    seconds: float
+    at: float
+    """Epoch seconds."""
+
+
+@dataclass
 class _Mark:
     """When a counter was last seen to move."""
 
@@ -94,6 +135,21 @@ class Progress:
     losses: Series = field(default_factory=Series)
     lrs: Series = field(default_factory=Series)
     step_times: Series = field(default_factory=Series)
+    grad_norms: Series = field(default_factory=Series)
+    speeds: Series = field(default_factory=Series)
+    """Tokens per second, or samples per second where the log tells no tokens."""
+    speed_unit: str = ""
+    """``tokens`` or ``samples``: what ``speeds`` counts."""
+    paces: deque[Pace] = field(default_factory=lambda: deque(maxlen=PACES))
+    bad_loss: Streak = field(default_factory=Streak)
+    """Reports of a loss that is NaN or infinite."""
+    zero_loss: Streak = field(default_factory=Streak)
+    """Reports of a loss of exactly 0 after one that was not small."""
+    bad_norm: Streak = field(default_factory=Streak)
+    zero_norm: Streak = field(default_factory=Streak)
+    overflow_streak: Streak = field(default_factory=Streak)
+    floor: Streak = field(default_factory=Streak)
+    """Overflows at the smallest loss scale."""
     engine_step: int | None = None
     script_step: int | None = None
     bar_step: int | None = None
@@ -108,9 +164,18 @@ class Progress:
     flushes: int = 0
     allocated: int | None = None
     peak_allocated: int | None = None
+    reserved: int | None = None
+    peak_reserved: int | None = None
+    ooms: int = 0
+    """CUDA out of memory in the log: with a run that goes on, somebody caught it."""
+    timeouts: int = 0
+    """Collectives that timed out."""
+    samples_a_step: int | None = None
+    """By which csv_monitor's ``global_samples`` grows from one optimizer step to the next."""
     tokens_per_second: float | None = None
     samples_per_second: float | None = None
     timers: dict[str, float] = field(default_factory=dict)
+    timed: deque[Mapping[str, float]] = field(default_factory=lambda: deque(maxlen=TIMED))
     world: int | None = None
     spawned: dict[int, int] = field(default_factory=dict)
     """local rank -> pid, from the launcher's lines."""
@@ -135,6 +200,10 @@ class Progress:
     _script_counts_other: bool = False
     _bar_counts_other: bool = False
     _loss_count: int = 0
+    _last_loss: float | None = None
+    """The last that was neither 0 nor NaN."""
+    _overflowed: bool = False
+    """An overflow was reported since the last step."""
 
     # -- reading -----------------------------------------------------------------------------------------------
 
@@ -163,6 +232,22 @@ class Progress:
                 return self.batch / self.samples_per_second
             return None
         return sum(values) / len(values)
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Median seconds of the parts of a step over the last lines of wall_clock_breakdown; {} without it."""
+        found: dict[str, list[float]] = {}
+        for row in self.timed:
+            for name, seconds in row.items():
+                found.setdefault(name, []).append(seconds)
+        return {name: sorted(values)[len(values) // 2] for name, values in found.items()}
+
+    @property
+    def micro_steps(self) -> float | None:
+        """How many numbers the script counts for one optimizer step; None while one of the counters is unknown."""
+        if self.engine_step is None or self.script_step is None or self.engine_step < 3:
+            return None
+        return self.script_step / self.engine_step
 
     @property
     def eta(self) -> float | None:
@@ -213,6 +298,8 @@ class Progress:
         for name in ("lr", "grad_norm", "epoch", "tokens_per_second", "samples_per_second"):
             if v.get(name) is not None:
                 setattr(self, name, v[name])
+        at = e.time if e.time is not None else now if live else None
+        self._judge_overflow(at)
         if v.get("step_time") is not None:
             self._recent.append(float(v["step_time"]))
         loss = v.get("loss")
@@ -221,12 +308,46 @@ class Progress:
             self._loss_count += 1
             x = step if step is not None else self.engine_step
             x = self._loss_count if x is None else x
+            self._judge_loss(loss, x, at)
             if math.isfinite(loss):
                 self.losses.add(x, loss)
             if source != "deepspeed" and v.get("lr") is not None and self.engine_step is None:
                 self.lrs.add(x, v["lr"])
+        place = step if step is not None else self.engine_step
+        if v.get("grad_norm") is not None:
+            self._judge_norm(v["grad_norm"], place, at)
+        speed = v.get("tokens_per_second") or v.get("samples_per_second")
+        if speed and place is not None:
+            self._speed(place, speed, "tokens" if v.get("tokens_per_second") else "samples")
         if live:
             self._report(now)
+
+    def _judge_loss(self, loss: float, x: float | None, at: float | None) -> None:
+        self.bad_loss.add(not math.isfinite(loss), x, at)
+        # A loss that sank and is printed with four digits ends at 0.0000 in all health.
+        self.zero_loss.add(loss == 0 and not (self._last_loss is not None and self._last_loss < 0.01), x, at)
+        if loss and math.isfinite(loss):
+            self._last_loss = loss
+
+    def _judge_norm(self, norm: float, x: float | None, at: float | None) -> None:
+        self.bad_norm.add(not math.isfinite(norm), x, at)
+        self.zero_norm.add(norm == 0, x, at)
+        if x is not None and math.isfinite(norm):
+            self.grad_norms.add(x, norm)
+
+    def _judge_overflow(self, at: float | None) -> None:
+        if not self._overflowed:
+            self.overflow_streak.add(False, None, at)
+            self.floor.add(False, None, at)
+        self._overflowed = False
+
+    def _speed(self, x: float, speed: float, unit: str) -> None:
+        if unit == "tokens" and self.speed_unit == "samples":
+            self.speeds = Series()
+        if not self.speed_unit or unit == "tokens":
+            self.speed_unit = unit
+        if unit == self.speed_unit and math.isfinite(speed):
+            self.speeds.add(x, speed)
 
     def _on_throughput(self, e: Event, now: float, live: bool) -> None:
         v = e.values
@@ -235,15 +356,30 @@ class Progress:
         self.peak_allocated = max(v.get("peak_allocated") or 0, self.peak_allocated or 0) or None
         if v.get("step") is not None:
             self._engine(int(v["step"]), e.time, now, live)
+            if v.get("samples_per_second"):
+                self._speed(v["step"], v["samples_per_second"], "samples")
 
     def _on_memory(self, e: Event, now: float, live: bool) -> None:
         self.allocated = e.values.get("allocated")
         self.peak_allocated = max(e.values.get("peak_allocated") or 0, self.peak_allocated or 0) or None
+        self.reserved = e.values.get("reserved")
+        self.peak_reserved = max(e.values.get("peak_reserved") or 0, self.peak_reserved or 0) or None
+
+    def _on_oom(self, e: Event, now: float, live: bool) -> None:
+        self.ooms += 1
+
+    def _on_error(self, e: Event, now: float, live: bool) -> None:
+        if "out of memory" in e.values["failure"].text:
+            self.ooms += 1
+
+    def _on_collective(self, e: Event, now: float, live: bool) -> None:
+        self.timeouts += bool(e.values.get("timeout"))
 
     def _on_timers(self, e: Event, now: float, live: bool) -> None:
         v = e.values
         if "fwd" in v:
             self.timers = dict(v)
+            self.timed.append(self.timers)
             if not self._precise:
                 self._recent.append(v.get("fwd", 0) + v.get("bwd", 0) + v.get("step", 0))
         if live:
@@ -287,6 +423,11 @@ class Progress:
         self.overflows += 1
         if e.values.get("new_scale") is not None:
             self.loss_scale = e.values["new_scale"]
+        at = e.time if e.time is not None else now if live else None
+        self._overflowed = True
+        self.overflow_streak.add(True, self.step, at)
+        if e.values.get("floor"):
+            self.floor.add(True, self.step, at)
 
     def _on_pressure(self, e: Event, now: float, live: bool) -> None:
         self.flushes += int(e.values["flushes"])
@@ -345,6 +486,7 @@ class Progress:
                         self._recent.clear()
                     self._recent.append(each)
                     self.step_times.add(step, each)
+                    self.paces.append(Pace(step, each, stamp))
                 self._stamped = _Mark(step, stamp)
         elif live and not self._precise:
             if self._observed is None or step < self._observed.step:
@@ -354,6 +496,7 @@ class Progress:
                 if self._observed.step > 0:
                     self._recent.append(each)
                     self.step_times.add(step, each)
+                    self.paces.append(Pace(step, each, now))
                 self._observed = _Mark(step, now)
         if live:
             self._report(now)
@@ -370,6 +513,9 @@ class Progress:
             return
         if metric in ("lr", "train_loss", "loss_scale"):
             self._learn_batch(rows)
+            strides = [b[0] - a[0] for a, b in itertools.pairwise(rows) if b[0] > a[0]]
+            if strides:
+                self.samples_a_step = round(min(strides))
         per_step = self.batch
         for x, y in rows:
             step = round(x / per_step) if per_step else None
@@ -379,6 +525,7 @@ class Progress:
                     self.lrs.add(step, y)
             elif metric == "train_loss":
                 self.loss = y
+                self._judge_loss(y, step, now if live else None)
                 if step and math.isfinite(y):
                     self.losses.add(step, y)
             elif metric == "loss_scale":

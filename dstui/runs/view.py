@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from dstui.errors import DstuiError
+from dstui.facts.model import Facts
 from dstui.runs import store
+from dstui.runs.alerts import Alert, AlertBook, Disk, Moment
 from dstui.runs.events import Parser
+from dstui.runs.lamps import Lamp, Live, Said, lamps
 from dstui.runs.ops import offload_device
 from dstui.runs.samples import HostUse, Peaks, RankUse, Sample, read_peaks, read_samples
 from dstui.runs.stall import Stall
@@ -31,6 +36,7 @@ PIECES, PIECE = 48, 16 << 10
 WHOLE = 4 << 20
 LOG_LINES = 200
 SAMPLES = 600
+DISK_EVERY = 30.0
 RECHECK = 2.0
 """Seconds between two looks at the processes of a run whose files do not change."""
 Curve = tuple[tuple[float, float], ...]
@@ -48,6 +54,11 @@ class GpuRow:
     power_limit: float | None = None
     temperature: float | None = None
     throttle: str | None = None
+    clock_sm: float | None = None
+    pcie_rx: float | None = None
+    pcie_tx: float | None = None
+    nvlink_rx: float | None = None
+    nvlink_tx: float | None = None
 
 
 @dataclass(frozen=True)
@@ -130,6 +141,10 @@ class Snapshot:
     losses: Curve = ()
     lrs: Curve = ()
     step_times: Curve = ()
+    grad_norms: Curve = ()
+    speeds: Curve = ()
+    speed_unit: str = ""
+    """What ``speeds`` counts a second: ``tokens`` or ``samples``."""
     timers: Mapping[str, float] = field(default_factory=dict)
     """Seconds of the last step by part (wall_clock_breakdown): fwd bwd bwd_allreduce step ..."""
     world_size: int | None = None
@@ -145,6 +160,13 @@ class Snapshot:
     log: tuple[str, ...] = ()
     log_size: int = 0
     ending: Ending | None = None
+    allocated: int | None = None
+    """Peak bytes of live tensors on a card, and what torch's allocator held for them: where the log tells them."""
+    reserved: int | None = None
+    lamps: tuple[Lamp, ...] = ()
+    """One a checkpoint, in order."""
+    alerts: tuple[Alert, ...] = ()
+    """The worst first."""
     here: bool = True
     """False: the run's host is another one, so liveness is only as good as its heartbeat."""
 
@@ -251,6 +273,12 @@ class RunView:
         self._snapshot: Snapshot | None = None
         self._stage: int | None = None
         self._names: dict[Any, Any] = {}
+        self._config: Mapping[str, Any] | None = None
+        self._facts = Facts()
+        self._said: tuple[Said, ...] = ()
+        self._book = AlertBook()
+        self._disks: tuple[Disk, ...] = ()
+        self._disks_read = 0.0
 
     @property
     def progress(self) -> Progress:
@@ -311,7 +339,12 @@ class RunView:
     def _join(self, now: float) -> None:
         self._joined = True
         m = self._manifest
-        config = read_config(self.run.config_path)
+        config = self._config = read_config(self.run.config_path)
+        try:
+            self._facts = Facts.from_json(m.get("facts"))
+        except DstuiError:
+            self._facts = Facts()  # of a later format
+        self._said = _said(self.run, m, self._facts)
         self._progress.batch = batch_of(config, m.get("world_size"))
         self._progress.total_hint = steps_asked(m.get("command") or ())
         self._stage = _stage(config)
@@ -440,7 +473,7 @@ class RunView:
             self._ending = None  # a lost run was adopted
         elif self._ending is None:
             self._ending = self._make_ending(exit_data)
-        return Snapshot(
+        shot = Snapshot(
             id=self.run.id,
             name=m.get("name"),
             path=str(self.run.path),
@@ -469,6 +502,9 @@ class RunView:
             losses=p.losses.points,
             lrs=p.lrs.points,
             step_times=p.step_times.points,
+            grad_norms=p.grad_norms.points,
+            speeds=p.speeds.points,
+            speed_unit=p.speed_unit,
             timers=dict(p.timers),
             world_size=p.world or m.get("world_size"),
             batch=p.batch,
@@ -484,8 +520,67 @@ class RunView:
             log=self._log(),
             log_size=self._tail.offset,
             ending=self._ending,
+            allocated=p.peak_allocated,
+            reserved=p.peak_reserved,
             here=self._here,
         )
+        return replace(shot, lamps=self._lamps(over), alerts=self._alerts(now, over, exit_data))
+
+    def _lamps(self, over: bool) -> tuple[Lamp, ...]:
+        m, config, end = self._manifest, self._config or {}, self._ending
+        cause = end.checkpoint if over and end is not None and end.outcome == "failed" else None
+        prediction = m.get("prediction")
+        return lamps(
+            Live(
+                progress=self._progress,
+                config=self._config,
+                facts=self._facts,
+                prediction=prediction if isinstance(prediction, dict) else None,
+                samples=self._samples,
+                peaks=self._peaks or Peaks(),
+                stage=self._stage,
+                world=m.get("world_size"),
+                stall=self._stall if self._state == "stalled" else None,
+                release=(m.get("versions") or {}).get("deepspeed"),
+                said=self._said,
+                cause=cause,
+                cause_text="" if end is None else f"{end.cause} {end.cause_name}: {end.text}",
+                asked_batch=(
+                    _whole(config.get("train_batch_size")),
+                    _whole(config.get("train_micro_batch_size_per_gpu")),
+                    _whole(config.get("gradient_accumulation_steps")),
+                ),
+            )
+        )
+
+    def _alerts(self, now: float, over: bool, exit_data: dict[str, Any] | None) -> tuple[Alert, ...]:
+        last = self._samples[-1].t if self._samples else now
+        return self._book.look(
+            Moment(
+                now=float((exit_data or {}).get("ended_at") or last) if over else now,
+                progress=self._progress,
+                samples=self._samples,
+                stall=self._stall if self._state == "stalled" else None,
+                disks=() if over else self._look_at_disks(now),
+                over=over,
+            )
+        )
+
+    def _look_at_disks(self, now: float) -> tuple[Disk, ...]:
+        """Room where the run writes; one entry a file system."""
+        if not self._here or now - self._disks_read < DISK_EVERY:
+            return self._disks
+        self._disks_read = now
+        found: dict[int, Disk] = {}
+        for path in (self.run.path, Path(self._manifest.get("cwd") or self.run.path)):
+            try:
+                device = os.stat(path).st_dev  # noqa: PTH116
+                use = shutil.disk_usage(path)
+            except OSError:
+                continue
+            found.setdefault(device, Disk(str(path), use.free, use.total))
+        self._disks = tuple(found.values())
+        return self._disks
 
     def _gpus(self, sample: Sample | None) -> tuple[GpuRow, ...]:
         peaks = self._peaks.gpu_used if self._peaks else {}
@@ -505,6 +600,11 @@ class RunView:
                 power_limit=g.power_limit,
                 temperature=g.temperature,
                 throttle=g.throttle,
+                clock_sm=g.clock_sm,
+                pcie_rx=g.pcie_rx,
+                pcie_tx=g.pcie_tx,
+                nvlink_rx=g.nvlink_rx,
+                nvlink_tx=g.nvlink_tx,
             )
             for g in sample.gpus
         )
@@ -546,7 +646,7 @@ class RunView:
         on_gpu = bool(peaks.gpu_used)
         measured = {
             "allocated": self._progress.peak_allocated if on_gpu else None,
-            "reserved": None,
+            "reserved": self._progress.peak_reserved if on_gpu else None,
             "device": max(peaks.gpu_used.values()) if on_gpu else None,
             "host": peaks.rss_total,
         }
@@ -595,3 +695,40 @@ def _stage(config: Mapping[str, Any] | None) -> int | None:
     zero = (config or {}).get("zero_optimization")
     stage = zero.get("stage", 0) if isinstance(zero, Mapping) else 0
     return stage if config is not None and isinstance(stage, int) else None
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _said(run: RunDir, manifest: Mapping[str, Any], facts: Facts) -> tuple[Said, ...]:
+    """What the rules of the five checkpoints say about the run's copy of its config."""
+    release = (manifest.get("versions") or {}).get("deepspeed")
+    if not release:
+        return ()
+    from dstui.config.document import Document
+    from dstui.rules.diagnostic import Severity
+    from dstui.rules.engine import Context, check_document
+    from dstui.runs.preflight import RULE_ENGINES
+
+    level = {Severity.SILENT_WRONG: "red", Severity.NO_EFFECT: "yellow", Severity.WARNING: "yellow"}
+    context = Context(
+        release=release,
+        release_from="interpreter",
+        engine=RULE_ENGINES.get(str(manifest.get("engine")), "deepspeed"),
+        facts=facts,
+        world_size=manifest.get("world_size"),
+    )
+    try:
+        found = check_document(
+            Document.parse(run.config_path.read_bytes(), str(run.config_path)),
+            context,
+            select=("DS2", "DS3", "DS4", "DS5", "DS6"),
+        ).findings
+    except (DstuiError, OSError):
+        return ()  # the run has no config, or one that nobody can read
+    return tuple(
+        Said(f.code, int(f.code[2]) - 1, level[f.severity], f.message)
+        for f in found
+        if f.severity in level and f.code[2:3].isdigit()
+    )
