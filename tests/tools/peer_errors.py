@@ -75,6 +75,12 @@ def full(row: Row) -> bool:
     return not row["case"].get("lora") and not row["case"].get("quant")
 
 
+def split(row: Row) -> str | None:
+    """Why a tool that knows data parallelism only does not cover the row."""
+    case = row["case"]
+    return "sequence or tensor parallel" if case.get("sp", 1) > 1 or "tensor_parallel" in case["ds"] else None
+
+
 def alone(row: Row) -> str | None:
     """Why a tool for one GPU without offload does not cover the row."""
     return "more than one GPU" if row["world"] > 1 else "offload" if offloads(row) else None
@@ -88,7 +94,7 @@ def deepspeed_covers(row: Row) -> str | None:
         return "stages 2 and 3 only"
     if not full(row):
         return "counts every parameter as trained"
-    return None if "adam" in optimizer(row) else "counts the states of Adam"
+    return split(row) or (None if "adam" in optimizer(row) else "counts the states of Adam")
 
 
 def deepspeed_ask(row: Row, _o: argparse.Namespace) -> int:
@@ -97,7 +103,7 @@ def deepspeed_ask(row: Row, _o: argparse.Namespace) -> int:
 
     case = row["case"]
     section = zero(row)
-    offload = section.get("offload_optimizer", {}).get("device") == "cpu"
+    offload = section.get("offload_optimizer", {}).get("device") in ("cpu", "nvme")
     where = {
         "total_params": row["params"],
         "num_gpus_per_node": row["world"],
@@ -111,7 +117,7 @@ def deepspeed_ask(row: Row, _o: argparse.Namespace) -> int:
         estimate_zero3_model_states_mem_needs(
             **where,
             largest_layer_params=model["vocab_size"] * model["hidden_size"],
-            cpu_offload_params=section.get("offload_param", {}).get("device") == "cpu",
+            cpu_offload_params=section.get("offload_param", {}).get("device") in ("cpu", "nvme"),
             zero_init=bool(case.get("zero_init")),
         )[1]
     )
@@ -168,6 +174,8 @@ def output(words: list[str]) -> str:
 def vramcalc_covers(row: Row) -> str | None:
     if not full(row):
         return "LoRA on the attention only"
+    if row["case"].get("loss"):
+        return "the loss of transformers only"
     return alone(row) or (None if "adam" in optimizer(row) else "adamw, or sgd with momentum")
 
 
@@ -188,8 +196,12 @@ def vramcalc_ask(row: Row, o: argparse.Namespace) -> int:
 
 def canifinetune_covers(row: Row) -> str | None:
     case = row["case"]
-    if case.get("targets", "all-linear") != "all-linear" or case.get("quant"):
+    if case.get("targets", "all-linear") != "all-linear":
         return "other targets"
+    if case.get("quant") and not case.get("kbit"):
+        return "quantized weights only with what peft prepares"
+    if case.get("loss") not in (None, "liger"):
+        return "the losses of transformers and liger only"
     if full(row) and case["prec"] != "fp32":
         return "no fp32 copy of the weights, which DeepSpeed keeps"
     return alone(row) or (None if "adam" in optimizer(row) or optimizer(row) == "sgd" else "other optimizer")
@@ -204,7 +216,9 @@ def canifinetune_ask(row: Row, o: argparse.Namespace) -> int:
         "family": model["model_type"],
         "total_params": row["params"] - (row["trainable"] if case.get("lora") else 0),
     }
-    words = ["--method", "lora" if case.get("lora") else "full", "--quantization", "none"]
+    quant = {None: "none", "nf4": "nf4", "int8": "int8"}[case.get("quant")]
+    words = ["--method", "qlora" if case.get("quant") else "lora" if case.get("lora") else "full"]
+    words += ["--quantization", quant, "--loss-backend", case.get("loss") or "stock"]
     words += ["--lora-rank", str(case["lora"]), "--target-scope", "all_linear"] if case.get("lora") else []
     words += [
         "--base-dtype",
@@ -239,6 +253,8 @@ def cookbook_covers(row: Row) -> str | None:
         return "counts every parameter as trained"
     if offloads(row):
         return "offload"
+    if row["case"].get("sp", 1) > 1:
+        return "sequence parallel"
     if not row["case"]["ckpt"] and row["case"]["attn"] != "eager":
         return "without checkpointing it counts attention matrices, which this attention does not keep"
     return None if "adam" in optimizer(row) or optimizer(row) == "muon" else "other optimizer"
@@ -250,7 +266,8 @@ def cookbook_ask(row: Row, o: argparse.Namespace) -> int:
     single = case["prec"] == "fp32"
     accumulate = case["ds"].get("data_types", {}).get("grad_accum_dtype")
     words = {
-        "--num-gpus": row["world"], "--zero-stage": zero(row)["stage"], "--batch-size-per-gpu": case["mb"],
+        "--num-gpus": row["world"],
+        "--tensor-parallel-size": case["ds"].get("tensor_parallel", {}).get("autotp_size", 1), "--zero-stage": zero(row)["stage"], "--batch-size-per-gpu": case["mb"],
         "--sequence-length": case["seq"], "--vocab-size": model["vocab_size"], "--hidden-size": model["hidden_size"],
         "--num-attention-heads": model["num_attention_heads"], "--num-layers": model["num_hidden_layers"],
         "--ffn-expansion-factor": model["intermediate_size"] / model["hidden_size"],
@@ -343,16 +360,16 @@ PEERS: dict[str, Peer] = {
     ),
     "canifinetune": Peer(
         "canifinetune",
-        "canifinetune estimate --method full|lora --quantization none --base-dtype D --micro-batch-size N --seq-len N --attn A --optimizer O "
+        "canifinetune estimate --method full|lora|qlora --quantization Q --loss-backend L --base-dtype D --micro-batch-size N --seq-len N --attn A --optimizer O "
         "--override-json MODEL --gpu-vram-gb 141 --offline --json",
         tool("canifinetune"),
         canifinetune_covers,
         canifinetune_ask,
         {
             "en": "The memory of a fine-tune on one GPU, by part, without an fp32 copy of bf16 weights; DeepSpeed is out of its scope. Compared without "
-            "its two parts that are a share of the card (overhead 8 %, safety 5 %). Rows of one GPU without offload: LoRA on all linear layers, or fp32.",
+            "its two parts that are a share of the card (overhead 8 %, safety 5 %). Rows of one GPU without offload: LoRA or QLoRA on all linear layers, or fp32.",
             "zh": "单卡微调的显存，分项给出，不计 bf16 权重的 fp32 副本；DeepSpeed 不在其范围内。比较时去掉按显卡容量取比例的两项（开销 8 %、安全余量 5 %）。"
-            "取单卡、无卸载的行：对所有线性层做 LoRA，或 fp32。",
+            "取单卡、无卸载的行：对所有线性层做 LoRA 或 QLoRA，或 fp32。",
         },
     ),
     "cookbook": Peer(
