@@ -15,6 +15,7 @@ from typing import Any
 from dstui.estimate import hardware
 from dstui.estimate.allocator import PARTS
 from dstui.estimate.changes import candidates
+from dstui.estimate.correction import Calibration, save_peak
 from dstui.estimate.decoder import APPROXIMATE
 from dstui.estimate.families import inventory
 from dstui.estimate.host import HostNeed, host_need
@@ -50,15 +51,17 @@ def estimate(
     release: str | None,
     world_size: int | None = None,
     changes: bool = True,
+    calibration: Calibration | None = None,
 ) -> Estimate:
     """The fit of one training run on the machine of ``facts``.
 
     ``config_data`` is the parsed ds_config (an empty one is plain data parallel). ``world_size`` defaults to
     all GPUs of all nodes. ``changes=False`` skips the search for single changes that would make it fit.
+    ``calibration``: what runs of this model on this machine measured (``dstui.estimate.correction``).
     A missing fact gives the verdict ``unknown`` and its reason. Raises DstuiError for a config that cannot be
     read as one.
     """
-    machine = _Machine(facts, world_size)
+    machine = _Machine(facts, world_size, calibration)
     result = _one(shape, training, config_data, machine, release)
     if changes and result.verdict in ("no", "tight"):
         found = _changes(shape, training, config_data, machine, release, result)
@@ -100,9 +103,10 @@ def grid(
     *,
     release: str | None,
     world_size: int | None = None,
+    calibration: Calibration | None = None,
 ) -> list[Cell]:
     """Every stage x offload cell, everything else as in ``config_data``."""
-    machine = _Machine(facts, world_size)
+    machine = _Machine(facts, world_size, calibration)
     return [
         Cell(
             stage, o, p, _one(shape, training, placed(config_data, stage, o, p), machine, release, quick=True)
@@ -132,7 +136,8 @@ def placed(config_data: Mapping[str, Any], stage: int, optimizer: str, param: st
 class _Machine:
     """Capacities out of the facts."""
 
-    def __init__(self, facts: Facts, world_size: int | None) -> None:
+    def __init__(self, facts: Facts, world_size: int | None, calibration: Calibration | None = None) -> None:
+        self.calibration = calibration or Calibration()
         self.facts = facts
         self.gpus: Sequence[Gpu] | None = facts.gpus
         self.cpu_only = facts.gpus is not None and len(facts.gpus) == 0
@@ -193,17 +198,27 @@ def _guess(shape: ModelShape) -> ModelShape:
     return replace(guess, params=inventory(guess).params)
 
 
-def _one(
+def settings_of(
     shape: ModelShape,
+    training: Training,
+    config_data: Mapping[str, Any],
+    facts: Facts,
+    *,
+    release: str | None,
+    world_size: int | None = None,
+) -> Settings:
+    """The effective settings that ``estimate`` would use for this question."""
+    model = _guess(shape) if shape.family is None else shape
+    return _settings(model, training, config_data, _Machine(facts, world_size), release)[0]
+
+
+def _settings(
+    model: ModelShape,
     training: Training,
     config_data: Mapping[str, Any],
     machine: _Machine,
     release: str | None,
-    quick: bool = False,
-) -> Estimate:
-    """``quick``: no reason why a tight run is tight (it costs two more iterations)."""
-    guessed = shape.family is None
-    model = _guess(shape) if guessed else shape
+) -> tuple[Settings, list[str]]:
     settings, assumptions = read_settings(
         config_data,
         training,
@@ -223,6 +238,21 @@ def _one(
             reduce_bucket=bucket,
             temporaries=2 if settings.temporaries else 0,
         )
+    return settings, assumptions
+
+
+def _one(
+    shape: ModelShape,
+    training: Training,
+    config_data: Mapping[str, Any],
+    machine: _Machine,
+    release: str | None,
+    quick: bool = False,
+) -> Estimate:
+    """``quick``: no reason why a tight run is tight (it costs two more iterations)."""
+    guessed = shape.family is None
+    model = _guess(shape) if guessed else shape
+    settings, assumptions = _settings(model, training, config_data, machine, release)
     scale = shape.params / model.params if guessed else 1.0
     workspace = 0 if machine.cpu_only else hardware.workspace(machine.capability)
     peaks = replay(model, settings, workspace)
@@ -239,8 +269,11 @@ def _one(
     doubts = _doubt(shape, training, settings, guessed)
     if machine.cpu_only:
         return _on_cpu(peaks, settings, machine, host, doubts, scale, assumptions)
-    gpu = _gpu(peaks, settings, machine, doubts, scale)
-    host_fit = _host(host, machine, scale)
+    gpu, gpu_notes = machine.calibration.gpu(_gpu(peaks, settings, machine, doubts, scale), settings)
+    host_fit, host_notes = machine.calibration.host(
+        _host(host, machine, scale), settings, save_peak(host, scale)
+    )
+    assumptions = [*gpu_notes, *host_notes, *assumptions]
     if host_fit.capacity is None and host_fit.peak is not None:
         assumptions.append(
             _("host RAM is not known: the {need} that a node needs are not compared").format(
@@ -376,13 +409,15 @@ def _on_cpu(
         ),
         {"tensors": tensors * ranks, "processes": hardware.RANK_RSS_CPU * ranks},
     )
+    host, measured = machine.calibration.host(host, s)
     gpu = GpuFit(None, None, None, None, ())
-    assumptions = [_("no GPU: every tensor is in host RAM"), *assumptions]
+    assumptions = [*measured, _("no GPU: every tensor is in host RAM"), *assumptions]
     notes = tuple(dict.fromkeys(assumptions))
     phase, part = _fullest(peaks)
     if machine.host_capacity is None:
         return Estimate("unknown", gpu, host, None, None, (), notes, _("how much RAM is free is not known"))
-    verdict = _compare(peak, host.peak.high if host.peak else peak, machine.host_capacity)
+    assert host.peak is not None
+    verdict = _compare(host.peak.expected, host.peak.high, machine.host_capacity)
     return Estimate(verdict, gpu, host, None, Binds("host", phase, part), (), notes, None)
 
 

@@ -40,7 +40,7 @@ def from_json(data: Any) -> tuple[ModelShape, Training] | None:
 
 def training_from(data: Mapping[str, Any]) -> Training:
     """A Training from its JSON."""
-    training = _fill(Training, data)
+    training: Training = _fill(Training, data)
     if not isinstance(training.lora_targets, str):
         training = dataclasses.replace(training, lora_targets=tuple(training.lora_targets))
     return training

@@ -238,10 +238,7 @@ class Probe:
                 for name, high in self.bank.items():
                     out[name] = max(out.get(name, 0), high)
                 self.bank = {}
-            used = self.device_used(torch)
-            if used is not None:
-                out["device"] = used
-                out["overhead"] = used - out["reserved_now"]
+            out.update(self.card(torch))
             out.update(self.pinned(torch))
         return out
 
@@ -269,17 +266,16 @@ class Probe:
         value = s.get("allocated_bytes.peak", s.get("allocated_bytes.current"))
         return {} if value is None else {"pinned": int(value)}
 
-    def device_used(self, torch: Any) -> int | None:
-        """What the driver counts on this rank's card, what was there before us not included."""
-        index = torch.cuda.current_device()
-        uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
-        if self.nvml is not None and uuid is not None:
-            name = str(uuid)
-            name = name if name.startswith(("GPU-", "MIG-")) else "GPU-" + name
-            now = self.nvml.used()
-            if name in now and name in self.before:
-                return now[name] - self.before[name]
-        return None
+    def card(self, torch: Any) -> dict[str, int]:
+        """What the driver counts on this rank's card, now and before torch was imported; all processes together."""
+        if self.nvml is None:
+            return {}
+        uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
+        name = str(uuid)
+        name = name if name.startswith(("GPU-", "MIG-")) else "GPU-" + name
+        if uuid is None or name not in self.before:
+            return {}
+        return {"card": self.nvml.used().get(name, 0), "card_before": self.before[name]}
 
     # -- hooks ---------------------------------------------------------------------------------------
 
@@ -387,7 +383,7 @@ class Probe:
     @staticmethod
     def higher(a: Any, b: Any) -> dict[str, Any]:
         out = dict(b)
-        for key in ("allocated", "reserved", "rss_peak", "pinned", "device", "overhead"):
+        for key in ("allocated", "reserved", "rss_peak", "pinned", "card"):
             if key in a:
                 out[key] = max(a[key], b.get(key, a[key]))
         return out
@@ -564,7 +560,7 @@ class Probe:
         self.step = done
         self.mark()
         if self.described is not None:  # now the batch is known as well
-            self.described.update(rows=self.rows, seq=self.longest or None)
+            self.described.update(rows=self.rows or None, seq=self.longest or None)
             self.write("model", **self.described)
             self.described = None
         if done >= self.steps:
