@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from dstui.i18n import N_, _
 from dstui.rules.diagnostic import Severity
@@ -97,6 +98,25 @@ def nvme_below_stage_3(s: Subject) -> Iterator[Hit]:
         )
 
 
+_NO_FOLDER = (None, "", "auto", "none")
+"""What nvme_path may hold without naming a folder."""
+
+
+def _nvme_paths(s: Subject) -> Iterator[tuple[str, str, Any]]:
+    """(section, its pointer, nvme_path as written or None) of each section that stage 3 swaps to NVMe."""
+    if s.stage == 3:
+        for name, pointer in (("offload_optimizer", OPTIMIZER), ("offload_param", PARAM)):
+            if s.offload(name) == "nvme":
+                yield name, pointer, s.get(pointer + "/nvme_path", None)
+
+
+def _nvme_folders(s: Subject) -> Iterator[tuple[str, str, str | None]]:
+    """(pointer of nvme_path, folder, its state on this machine: None when not known) of those that name one."""
+    for _name, pointer, path in _nvme_paths(s):
+        if isinstance(path, str) and path not in _NO_FOLDER:
+            yield pointer + "/nvme_path", path, s.folder(path)
+
+
 @rule(
     "DS304",
     "nvme-without-path",
@@ -111,11 +131,8 @@ def nvme_below_stage_3(s: Subject) -> Iterator[Hit]:
     source="deepspeed/runtime/zero/stage3.py:841, partition_parameters.py:1229 @ 0.19.8; executed on 0.19.8",
 )
 def nvme_without_path(s: Subject) -> Iterator[Hit]:
-    if s.stage != 3:
-        return
-    for name, pointer in (("offload_optimizer", OPTIMIZER), ("offload_param", PARAM)):
-        path = s.get(pointer + "/nvme_path", None)
-        if s.offload(name) == "nvme" and (path in (None, "", "auto", "none")):
+    for name, pointer, path in _nvme_paths(s):
+        if path in _NO_FOLDER:
             yield Hit(
                 pointer + ("/nvme_path" if s.written(pointer + "/nvme_path") else "/device"),
                 _("{block} goes to nvme, but nvme_path names no folder").format(block=name),
@@ -139,21 +156,12 @@ def nvme_without_path(s: Subject) -> Iterator[Hit]:
     context={"local": True},
 )
 def nvme_path_unusable(s: Subject) -> Iterator[Hit | Lacks]:
-    for name, pointer in (("offload_optimizer", OPTIMIZER), ("offload_param", PARAM)):
-        path = s.get(pointer + "/nvme_path", None)
-        if (
-            s.stage != 3
-            or s.offload(name) != "nvme"
-            or not isinstance(path, str)
-            or path in ("", "auto", "none")
-        ):
-            continue
-        state = s.folder(path)
+    for pointer, path, state in _nvme_folders(s):
         if state is None:
             yield Lacks("facts.storage")
         elif state == "unwritable":
             yield Hit(
-                pointer + "/nvme_path",
+                pointer,
                 _("{path} cannot be written on this machine").format(path=path),
                 effect=_("the engine stops at start, after the model was loaded"),
                 hint=_("name a folder on a local NVMe disk that you may write to"),
@@ -175,21 +183,12 @@ def nvme_path_unusable(s: Subject) -> Iterator[Hit | Lacks]:
     context={"local": True},
 )
 def nvme_path_missing(s: Subject) -> Iterator[Hit | Lacks]:
-    for name, pointer in (("offload_optimizer", OPTIMIZER), ("offload_param", PARAM)):
-        path = s.get(pointer + "/nvme_path", None)
-        if (
-            s.stage != 3
-            or s.offload(name) != "nvme"
-            or not isinstance(path, str)
-            or path in ("", "auto", "none")
-        ):
-            continue
-        state = s.folder(path)
+    for pointer, path, state in _nvme_folders(s):
         if state is None:
             yield Lacks("facts.storage")
         elif state == "missing":
             yield Hit(
-                pointer + "/nvme_path",
+                pointer,
                 _("{path} does not exist here; DeepSpeed would create it").format(path=path),
                 effect=_("if the disk is not mounted, the files land on another file system"),
                 hint=_("check the path and the mount"),
