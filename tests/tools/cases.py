@@ -9,6 +9,10 @@ A case is a plain dict (JSON), read by ``measure_case.py`` (runs it) and ``compa
 - ``lora`` rank, ``targets`` module names or "all-linear", ``dropout``;
 - ``client`` optimizer that the script makes (``adamw_torch``), else the one of ``ds``;
 - ``loop`` plain|hf; ``hold`` the plain loop still names the model's output (and its logits) in backward;
+- ``loss`` chunked (DeepSpeed's) | liger (its fused linear cross entropy), else that of transformers;
+- ``quant`` nf4|int8 (bitsandbytes), ``kbit`` peft's ``prepare_model_for_kbit_training``;
+- ``load_prec`` type of the weights when it is not the run's; ``save`` 16bit|checkpoint, written at the end;
+- ``sp`` ranks that share a sequence (Ulysses); tensor parallelism is ``tensor_parallel.autotp_size`` of ``ds``;
 - ``expandable`` expandable segments; ``threshold`` also find the cap at which it runs out of memory;
 - ``alone`` nothing else on the card, so that what NVML counts belongs to it; ``steps``.
 
@@ -18,6 +22,7 @@ Order is value: a run that is cut short has measured the cases that matter most.
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import Any
 
 Case = dict[str, Any]
@@ -229,6 +234,73 @@ TWO: list[Case] = [
     case("x2-s2-gemma2b-fp16", "precision", "gemma-2b", 2, prec="fp16", world=2),
 ]  # fmt: skip
 
+_NVME = {"device": "nvme", "nvme_path": "/tmp/swap"}
+
+
+def tensor_parallel(c: Case, size: int) -> Case:
+    """The case with its linear layers split over ``size`` ranks (AutoTP)."""
+    return {**c, "ds": {**c["ds"], "tensor_parallel": {"autotp_size": size}}, "load": "cpu"}
+
+
+MORE: list[Case] = [
+    # need no compiled kernel
+    client("s2-lora-llama7b-s8192", "lora", "llama-7b", 2, lora=16, seq=8192),
+    client("s2-lora-llama7b-reentrant-s8192", "reentrant", "llama-7b", 2, lora=16, seq=8192, reentrant=True),
+    client("s3-param-lora-qwen1.5b", "offload", "qwen2-1.5b", 3, op={"pin_memory": True}, lora=8, zero_init=True),
+    client("s3-param-lora-llama3b-nopin", "offload", "llama-3b", 3, op={"pin_memory": False}, lora=16),
+    client("s2-qlora-llama3b", "qlora", "llama-3b", 2, lora=16, quant="nf4", kbit=True, seq=2048),
+    client("s2-qlora-qwen1.5b-nokbit-s4096", "qlora", "qwen2-1.5b", 2, lora=8, quant="nf4", seq=4096),
+    client("s2-qlora-qwen1.5b-int8", "qlora", "qwen2-1.5b", 2, lora=16, quant="int8", seq=2048),
+    client("s2-llama1b-liger-s8192", "loss", "llama-1b", 2, loss="liger", seq=8192),
+    client("s2-llama1b-chunked-s8192", "loss", "llama-1b", 2, loss="chunked", seq=8192, threshold=True),
+    client("s3-qwen1.5b-chunked-nockpt-mb2", "loss", "qwen2-1.5b", 3, loss="chunked", ckpt=False, mb=2),
+    client("s3-lora-qwen1.5b-liger-s8192", "loss", "qwen2-1.5b", 3, loss="liger", lora=16, seq=8192),
+    client("s2-qwen1.5b-cpu32", "load", "qwen2-1.5b", 2, load="cpu", load_prec="fp32"),
+    client("s3-smol-eager-mb2-gas2", "eager", "smol-360m", 3, attn="eager", mb=2, gas=2),
+    # with FusedAdam
+    case("s2-smol-reentrant-s4096-mb4", "reentrant", "smol-360m", 2, reentrant=True, seq=4096, mb=4),
+    case("s3-pythia-reentrant-s4096", "reentrant", "pythia-1b", 3, reentrant=True, seq=4096, mb=2),
+    case("s2-smol-muon-s2048", "muon", "smol-360m", 2, optimizer="Muon", seq=2048),
+    case("s2-llama1b-muon", "muon", "llama-1b", 2, optimizer="Muon"),
+    case("s1-qwen3-muon-gas2", "muon", "qwen3-0.6b", 1, optimizer="Muon", gas=2),
+    case("s3-qwen1.5b-save16", "save", "qwen2-1.5b", 3, zero={"stage3_gather_16bit_weights_on_model_save": True}, zero_init=True, save="16bit"),
+    case("s2-smol-save", "save", "smol-360m", 2, save="checkpoint"),
+    case("s3-smol-save", "save", "smol-360m", 3, save="checkpoint"),
+    case("hf-s2-qwen1.5b-mb2-gas2", "hf", "qwen2-1.5b", 2, loop="hf", load="cpu", mb=2, gas=2),
+    case("hf-s3-llama1b-init-s4096", "hf", "llama-1b", 3, loop="hf", zero_init=True, seq=4096),
+    case("s2-qwen0.5b-mb4-gas4", "accumulation", "qwen2-0.5b", 2, mb=4, gas=4, threshold=True),
+    case("s3-pythia-fp32-gas2", "precision", "pythia-1b", 3, prec="fp32", gas=2),
+    case("s1-qwen3-nockpt-mb4", "sequence", "qwen3-0.6b", 1, ckpt=False, mb=4),
+    # with CPUAdam and the asynchronous I/O
+    case("s3-nvme-oo-qwen0.5b", "nvme", "qwen2-0.5b", 3, oo=_NVME),
+    case("s3-nvme-both-qwen0.5b", "nvme", "qwen2-0.5b", 3, oo=_NVME, op={**_NVME, "buffer_size": 200_000_000}, zero_init=True),
+    case("s3-nvme-both-qwen3-sub1e8", "nvme", "qwen3-0.6b", 3, oo={**_NVME, "buffer_count": 5}, op={**_NVME, "buffer_size": 160_000_000, "buffer_count": 8}, zero={"sub_group_size": 100_000_000}),
+    case("s3-both-lora-llama3b", "offload", "llama-3b", 3, oo={"pin_memory": True}, op={"pin_memory": True}, lora=16, zero_init=True),
+    case("s2-oo-llama1b-s4096-pin", "offload", "llama-1b", 2, oo={"pin_memory": True}, seq=4096),
+]  # fmt: skip
+"""Settings that the first sets do not have, on one card."""
+
+MORE_TWO: list[Case] = [
+    client("x2-s2-qwen1.5b-torchadamw-gas2", "threshold", "qwen2-1.5b", 2, gas=2, world=2, threshold=True),
+    client("x2-s3-llama1b-s4096", "threshold", "llama-1b", 3, seq=4096, world=2, threshold=True),
+    client("x2-s2-lora-llama3b-s4096", "threshold", "llama-3b", 2, lora=16, seq=4096, world=2, threshold=True),
+    client("x2-s1-pythia-nockpt", "threshold", "pythia-1b", 1, ckpt=False, mb=2, world=2, threshold=True),
+    client("x2-s0-qwen0.5b", "stage0", "qwen2-0.5b", 0, world=2),
+    client("x2-s3-param-lora-llama3b", "offload", "llama-3b", 3, op={"pin_memory": True}, lora=16, zero_init=True, world=2),
+    client("x2-s2-qwen1.5b-liger-s4096", "loss", "qwen2-1.5b", 2, loss="liger", seq=4096, world=2),
+    tensor_parallel(client("x2-tp2-s1-llama1b", "tp", "llama-1b", 1, world=2, seq=2048), 2),
+    tensor_parallel(client("x2-tp2-s2-llama3b-nockpt", "tp", "llama-3b", 2, world=2, ckpt=False), 2),
+    client("x2-sp2-s3-llama1b-s8192", "sp", "llama-1b", 3, sp=2, seq=8192, world=2),
+    client("x2-sp2-s2-qwen1.5b-nockpt", "sp", "qwen2-1.5b", 2, sp=2, seq=4096, ckpt=False, world=2),
+    case("x2-s3-qwen1.5b-save16", "save", "qwen2-1.5b", 3, zero={"stage3_gather_16bit_weights_on_model_save": True}, save="16bit", world=2),
+    case("x2-s2-qwen0.5b-muon", "muon", "qwen2-0.5b", 2, optimizer="Muon", world=2),
+    case("x2-hf-s2-llama1b", "hf", "llama-1b", 2, loop="hf", load="cpu", world=2),
+    case("x2-s3-qwen3-reentrant-mb4", "reentrant", "qwen3-0.6b", 3, reentrant=True, mb=4, world=2),
+    case("x2-s3-pythia-eager", "eager", "pythia-1b", 3, attn="eager", world=2),
+    case("x2-s2-oo-qwen0.5b-gas2", "offload", "qwen2-0.5b", 2, oo={"pin_memory": True}, gas=2, world=2),
+    case("x2-s3-nvme-both-qwen0.5b", "nvme", "qwen2-0.5b", 3, oo=_NVME, op={**_NVME, "buffer_size": 80_000_000}, world=2),
+]  # fmt: skip
+
 
 def tiny(cases: list[Case]) -> list[Case]:
     """The same cases with models and lengths that a CPU trains in seconds, to try the scripts without a GPU."""
@@ -247,17 +319,20 @@ def tiny(cases: list[Case]) -> list[Case]:
     return out
 
 
-SETS: dict[str, list[Case]] = {"one": ONE, "two": TWO, "tiny": tiny(ONE), "tiny-two": tiny(TWO)}
+_REAL = {"one": ONE, "two": TWO, "more": MORE, "more-two": MORE_TWO}
+SETS: dict[str, list[Case]] = {**_REAL, **{f"tiny-{name}": tiny(found) for name, found in _REAL.items()}}
 
 
 def ops(c: Case) -> set[str]:
     """The DeepSpeed kernels that a case needs: builder names, as ``deepspeed.ops.op_builder`` has them."""
     kind = c["ds"].get("optimizer", {}).get("type", "").lower()
-    offload = c["ds"]["zero_optimization"].get("offload_optimizer")
+    zero = c["ds"]["zero_optimization"]
+    offload = zero.get("offload_optimizer")
+    aio = {"AsyncIOBuilder"} if "nvme" in json.dumps(zero) else set()
     if offload is not None:
-        found = {"CPULionBuilder" if kind == "lion" else "CPUAdamBuilder"}
+        found = aio | {"CPULionBuilder" if kind == "lion" else "CPUAdamBuilder"}
         return found | ({"FusedAdamBuilder"} if offload.get("ratio", 1.0) < 1 else set())
-    return {
+    return aio | {
         "adamw": {"FusedAdamBuilder"}, "adam": {"FusedAdamBuilder"}, "muon": {"FusedAdamBuilder"},
         "lion": {"FusedLionBuilder"},
     }.get(kind, set())  # fmt: skip
@@ -265,7 +340,6 @@ def ops(c: Case) -> set[str]:
 
 def load_cases(what: str) -> list[Case]:
     """Cases by the name of a set, or from a JSON file holding a list."""
-    import json
     from pathlib import Path
 
     if what in SETS:

@@ -138,6 +138,57 @@ def cheap_weights(cheap: bool) -> Iterator[None]:
                 setattr(torch.Tensor, n, f)
 
 
+def quantised(case: cases.Case, cls: Any, config: Any) -> Any:
+    """The model in 4 or 8 bits, through a checkpoint on disk, as ``from_pretrained`` makes it."""
+    import tempfile
+
+    from transformers import BitsAndBytesConfig
+
+    folder = Path(tempfile.gettempdir()) / f"weights-{case['model']}"
+    if not (folder / "config.json").exists():
+        part = Path(tempfile.mkdtemp())
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            with cheap_weights(True), torch.device("cpu"):
+                cls(config).save_pretrained(part)
+        finally:
+            torch.set_default_dtype(before)
+        with contextlib.suppress(OSError):  # another process was first
+            part.replace(folder)
+    if case["quant"] == "nf4":
+        how = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=torch.bfloat16,
+        )
+    else:
+        how = BitsAndBytesConfig(load_in_8bit=True)
+    local = int(os.environ["LOCAL_RANK"])
+    return cls.from_pretrained(
+        folder,
+        quantization_config=how,
+        dtype=torch.bfloat16,
+        device_map={"": local},
+        attn_implementation=case["attn"],
+        use_cache=False,
+    )
+
+
+def use_loss(case: cases.Case, model: Any) -> None:
+    """Another cross entropy than that of transformers."""
+    if case["loss"] == "chunked":
+        from deepspeed.runtime.chunked_cross_entropy import install_chunked_causal_lm_loss
+
+        install_chunked_causal_lm_loss(model)
+        return
+    from liger_kernel.transformers import monkey_patch
+
+    patch = getattr(monkey_patch, f"apply_liger_kernel_to_{model.config.model_type}")
+    patch(rope=False, rms_norm=False, swiglu=False, fused_linear_cross_entropy=True, model=model)
+
+
 def make_model(case: cases.Case) -> tuple[Any, Any]:
     """The model of a case, ready for ``deepspeed.initialize``, and its configuration."""
     import deepspeed
@@ -149,12 +200,15 @@ def make_model(case: cases.Case) -> tuple[Any, Any]:
     )
     config._attn_implementation = case["attn"]
     cls = model_class(config.model_type)
-    dtype = DTYPES[case["prec"]]
+    dtype = DTYPES[case.get("load_prec", case["prec"])]
     on_gpu = CUDA and case["load"] == "gpu"
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        if case.get("zero_init") and case["loop"] == "hf":
+        if case.get("quant"):
+            torch.set_default_dtype(before)
+            model = quantised(case, cls, config)
+        elif case.get("zero_init") and case["loop"] == "hf":
             torch.set_default_dtype(before)  # transformers sets it itself, and opens zero.Init
             model = cls._from_config(config, dtype=dtype, attn_implementation=case["attn"])
         elif case.get("zero_init"):
@@ -166,6 +220,12 @@ def make_model(case: cases.Case) -> tuple[Any, Any]:
     finally:
         torch.set_default_dtype(before)
     assert model.config._attn_implementation == case["attn"], model.config._attn_implementation
+    if case.get("loss"):
+        use_loss(case, model)
+    if case.get("kbit"):
+        from peft import prepare_model_for_kbit_training
+
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     if case.get("lora"):
         from peft import LoraConfig, get_peft_model
 
@@ -208,6 +268,10 @@ def imports(case: cases.Case) -> None:
         transformers.Trainer  # noqa: B018
     if case.get("lora"):
         import peft  # noqa: F401
+    if case.get("quant"):
+        import bitsandbytes  # noqa: F401
+    if case.get("loss") == "liger":
+        import liger_kernel.transformers  # noqa: F401
 
 
 def count(model: Any, probe: Probe) -> None:
@@ -234,23 +298,44 @@ def plain(case: cases.Case, probe: Probe, rank: int) -> None:
     more: dict[str, Any] = {}
     if case.get("client"):
         more["optimizer"] = torch.optim.AdamW(trained, lr=1e-5)
+    together = case.get("sp", 1)
+    if together > 1:  # Ulysses: each rank has its share of one sequence
+        from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
+
+        more["mpu"] = UlyssesSPAttentionHF.register_with_transformers(
+            model_name_or_path=model,
+            core_attn_implementation=case["attn"],
+            sequence_parallel_size=together,
+            micro_batch_size=case["mb"],
+            seq_length_is_variable=True,
+        )
+    alike = together > 1 or case["ds"].get("tensor_parallel")
     engine, *_ = deepspeed.initialize(model=model, model_parameters=trained, config=case["ds"], **more)
     describe(engine, probe)
     del trained, more
     probe.phase("engine")
-    random = torch.Generator().manual_seed(rank)
+    random = torch.Generator().manual_seed(0 if alike else rank)
     held: list[Any] = []
 
-    def batch() -> torch.Tensor:
+    def batch() -> dict[str, torch.Tensor]:
         ids = torch.randint(0, config.vocab_size, (case["mb"], case["seq"]), generator=random)
-        return ids.to(engine.device)
+        if together == 1:
+            ids = ids.to(engine.device)
+            return {"input_ids": ids, "labels": ids}
+        width = case["seq"] // together
+        mine = slice(rank % together * width, (rank % together + 1) * width)
+        labels = torch.nn.functional.pad(ids, (0, 1), value=-100)[:, 1:][:, mine]
+        places = torch.arange(case["seq"]).expand_as(ids)[:, mine].contiguous()
+        share = {"input_ids": ids[:, mine], "position_ids": places, "labels": labels, "shift_labels": labels}
+        return {k: v.contiguous().to(engine.device) for k, v in share.items()}
 
     def step(mark: bool = False) -> float:
         value = 0.0
         for i in range(engine.gradient_accumulation_steps()):
             last = mark and i == engine.gradient_accumulation_steps() - 1
-            ids = batch()
-            out = engine(input_ids=ids, labels=ids)
+            inputs = batch()
+            out = engine(**inputs)
+            del inputs
             loss = out.loss
             if case.get("hold"):
                 held[:] = [out]
@@ -272,10 +357,31 @@ def plain(case: cases.Case, probe: Probe, rank: int) -> None:
         if n < case["steps"] - 1:
             probe.phase(f"step{n}")
         probe.row.setdefault("times", []).append(round(time.time() - begin, 3))
+    if case.get("save"):
+        save(case, engine, probe)
     if case.get("threshold") and CUDA:
         probe.row["ok"] = True  # the row stands whatever becomes of the search
         probe.row["threshold"] = found = {}
         threshold.descend(step, _steady(probe), found, probe.save)
+
+
+def save(case: cases.Case, engine: Any, probe: Probe) -> None:
+    """What is written of a model takes, in memory and on disk (``written``: bytes of all files of all ranks)."""
+    import shutil
+    import tempfile
+
+    import torch.distributed as dist
+
+    folder = Path(tempfile.gettempdir()) / f"saved-{case['name']}"
+    if case["save"] == "16bit":
+        engine.save_16bit_model(str(folder))
+    else:
+        engine.save_checkpoint(str(folder))
+    dist.barrier()
+    probe.phase("save")
+    if dist.get_rank() == 0:
+        probe.row["written"] = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _steady(probe: Probe) -> int:
