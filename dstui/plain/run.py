@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from typing import Literal
+from typing import Any, Literal
 
 from dstui.errors import DstuiError, Exit
 from dstui.i18n import _
@@ -25,14 +25,38 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _("In ARGS, {config} becomes the path of the run's own copy of the config.").replace(
         "%", "%%"
     )
+    add_spec_options(parser)
+    after = parser.add_mutually_exclusive_group()
+    after.add_argument("--wait", action="store_true", help=_("wait for the end; exit code 1 if it failed"))
+    after.add_argument("--watch", action="store_true", help=_("follow it here (Ctrl+C leaves it running)"))
+    parser.add_argument("--no-preflight", action="store_true", help=_("start without the checks"))
+    parser.add_argument("--json", action="store_true", help=_("print the run as JSON"))
+    add_command(parser)
+
+
+def add_spec_options(parser: argparse.ArgumentParser, *, twice: bool = False) -> None:
+    """The options that ``spec_of`` reads. ``twice``: --config and --python may be repeated (``dstui ab``)."""
+    again: dict[str, Any] = {"action": "append", "default": []} if twice else {}
     parser.add_argument(
-        "--config", metavar="F", help=_("the DeepSpeed config; the file itself is never changed")
+        "--config",
+        metavar="F",
+        help=_("the DeepSpeed config; given twice: these two against each other")
+        if twice
+        else _("the DeepSpeed config; the file itself is never changed"),
+        **again,
     )
     parser.add_argument(
         "--engine", choices=ENGINES, help=_("who reads the config; default: seen in the script")
     )
     parser.add_argument("--launcher", choices=LAUNCHERS, help=_("who starts the ranks; default: by engine"))
-    parser.add_argument("--python", metavar="P", help=_("the interpreter that trains"))
+    parser.add_argument(
+        "--python",
+        metavar="P",
+        help=_("the interpreter that trains; given twice: these two against each other")
+        if twice
+        else _("the interpreter that trains"),
+        **again,
+    )
     parser.add_argument(
         "--devices", metavar="0,1", help=_("GPUs by number or UUID; default: all visible ones")
     )
@@ -46,17 +70,26 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--env", action="append", default=[], metavar="K=V", help=_("add a variable; may be repeated")
     )
-    parser.add_argument("--name", metavar="N", help=_("a name for the run"))
+    if twice:
+        parser.set_defaults(name=None)
+    else:
+        parser.add_argument("--name", metavar="N", help=_("a name for the run"))
     parser.add_argument(
         "--no-instrument",
         action="store_true",
         help=_("leave the run's copy of the config as it is (the monitor then sees less)"),
     )
-    after = parser.add_mutually_exclusive_group()
-    after.add_argument("--wait", action="store_true", help=_("wait for the end; exit code 1 if it failed"))
-    after.add_argument("--watch", action="store_true", help=_("follow it here (Ctrl+C leaves it running)"))
-    parser.add_argument("--no-preflight", action="store_true", help=_("start without the checks"))
-    parser.add_argument("--json", action="store_true", help=_("print the run as JSON"))
+    parser.add_argument(
+        "--on-event",
+        metavar="CMD",
+        help=_("shell command that the supervisor runs on end, failure and stall; '' = none"),
+    )
+    parser.add_argument(
+        "--rank-logs", action="store_true", help=_("a log of its own for each rank, beside the common one")
+    )
+
+
+def add_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="SCRIPT ARGS", help=_("what to train"))
 
 
@@ -97,6 +130,8 @@ def spec_of(args: argparse.Namespace) -> RunSpec:
         name=args.name,
         config_source=config,
         instrument=not args.no_instrument,
+        on_event=args.on_event,
+        rank_logs=args.rank_logs,
         engine=args.engine or "plain",
     )
     if args.engine is None:

@@ -12,12 +12,14 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from dstui.runs import store
+from dstui.runs import redact, store
 from dstui.runs.adopt import is_lost_here
 from dstui.runs.control import orphans
+from dstui.runs.ops import HeldLock
 from dstui.runs.processes import Process, Stat, environment, identify, marked
 from dstui.runs.store import RunDir
 from dstui.runs.supervisor import Supervisor, Watched, detach
+from dstui.settings import Settings
 
 
 class Adopter(Supervisor):
@@ -25,7 +27,14 @@ class Adopter(Supervisor):
 
     def __init__(self, run: RunDir, ack_fd: int) -> None:
         manifest = run.manifest
-        super().__init__(run, {"argv": [], "env": {}, "devices": _devices(manifest)}, ack_fd)
+        job: dict[str, Any] = {
+            "argv": [],
+            "env": {},
+            "devices": _devices(manifest),
+            "on_event": _on_event(manifest),
+        }
+        super().__init__(run, job, ack_fd)
+        self.held_locks |= _locks(run)
         self.started_at = float(manifest.get("started_at") or run.created_at)
         self.adopted_at = time.time()
         self.before = run.process("launcher")
@@ -55,26 +64,28 @@ class Adopter(Supervisor):
         self.end_sampling()
         ranks = sorted((w for w in self.watched.values() if w.rank is not None), key=_order)
         outcome = "stopped" if self.stop is not None else "lost"
+        removed = self.free_locks()
         self.event("exit", outcome=outcome, code=None, signal=None)
-        self.write_exit(
-            {
-                "schema_version": store.SCHEMA_VERSION,
-                "outcome": outcome,
-                "code": None,
-                "signal": None,
-                "launcher_signal": None,
-                "rank_code": None,
-                "first_rank": None,
-                "reason": "its supervisor was killed; the exit code is unknown",
-                "ranks": [self.rank_record(w) for w in ranks],
-                "leftovers": [],
-                "oom_kills": {"cgroup": None, "system": None},
-                "started_at": self.started_at,
-                "ended_at": time.time() if ranks else None,
-                "stopped_by": self.stop.by if self.stop else None,
-                "cause": None,
-            }
-        )
+        data = {
+            "schema_version": store.SCHEMA_VERSION,
+            "outcome": outcome,
+            "code": None,
+            "signal": None,
+            "launcher_signal": None,
+            "rank_code": None,
+            "first_rank": None,
+            "reason": "its supervisor was killed; the exit code is unknown",
+            "ranks": [self.rank_record(w) for w in ranks],
+            "leftovers": [],
+            "locks_removed": removed,
+            "oom_kills": {"cgroup": None, "system": None},
+            "started_at": self.started_at,
+            "ended_at": time.time() if ranks else None,
+            "stopped_by": self.stop.by if self.stop else None,
+            "cause": None,
+        }
+        self.write_exit(data)
+        self.tell_end(data)
 
 
 def _order(w: Watched) -> tuple[int, float]:
@@ -87,6 +98,22 @@ def _devices(manifest: dict[str, Any]) -> list[str] | None:
         return []
     devices = manifest.get("devices")
     return [str(d) for d in devices] if devices else None
+
+
+def _on_event(manifest: dict[str, Any]) -> str:
+    """The command as it was given; the settings' where it was not written down whole."""
+    command = str(manifest.get("on_event") or "")
+    return str(Settings.load().get("on_event")) if redact.REDACTED in command else command
+
+
+def _locks(run: RunDir) -> set[HeldLock]:
+    """What the supervisor before saw ranks hold."""
+    found = set()
+    for event in run.events():
+        if event.get("event") == "op_lock":
+            with contextlib.suppress(KeyError, TypeError):
+                found.add(HeldLock(*(event[name] for name in HeldLock._fields)))
+    return found
 
 
 def _environment(processes: list[Process], run_id: str) -> dict[str, str]:

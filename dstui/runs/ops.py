@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 CPU_COLLECTIVES = "deepspeed_shm_comm"
 """Loaded by every rank on a CPU (deepspeed/comm/torch.py ``build_shm_op``)."""
@@ -130,6 +130,46 @@ def _holder(path: Path, st: os.stat_result) -> int | None:
         except OSError:
             continue  # ended, or another user's
     return None
+
+
+class HeldLock(NamedTuple):
+    """A lock as a process of the run held it: the file's identity, so that a later one of the same name is not it."""
+
+    path: str
+    device: int
+    inode: int
+    made: int
+    """mtime in nanoseconds."""
+
+
+def held_by(pids: Iterable[int], root: Path) -> set[HeldLock]:
+    """The locks below ``root`` that these processes have open."""
+    below = os.path.realpath(root) + "/"
+    found = set()
+    for pid in pids:
+        try:
+            for fd in os.scandir(f"/proc/{pid}/fd"):
+                target = os.readlink(fd.path)  # noqa: PTH115 - hundreds of them
+                if target.endswith("/lock") and target.startswith(below):
+                    s = os.stat(fd.path)  # noqa: PTH116
+                    found.add(HeldLock(target, s.st_dev, s.st_ino, s.st_mtime_ns))
+        except OSError:
+            continue  # ended, or its descriptor was closed just now
+    return found
+
+
+def remove_dead(lock: HeldLock) -> bool:
+    """Remove a lock whose holder, a process of the run, is dead; False: it is gone, another one, or held by somebody."""
+    path = Path(lock.path)
+    try:
+        s = path.stat()
+        same = (s.st_dev, s.st_ino, s.st_mtime_ns) == (lock.device, lock.inode, lock.made)
+        if not same or _holder(path, s) is not None:
+            return False
+        path.unlink()
+    except OSError:
+        return False
+    return True
 
 
 def _filesystem(path: Path) -> str:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dstui.runs import processes
-from dstui.runs.ops import find_locks, waiting_for
+from dstui.runs.ops import HeldLock, find_locks, held_by, waiting_for
 from dstui.runs.processes import Process
 from dstui.runs.store import write_json
 
@@ -697,6 +697,8 @@ class Sampler:
         self._lock: tuple[str, str, int | None] | None = None
         self._saving: str | None = None
         self._csv: list[Path] = []
+        self.held: set[HeldLock] = set()
+        """Locks on ops that processes of the run were seen to hold."""
         self._peaks_changed = False
         self._peaks_written = 0.0
         make = source or (lambda: NvmlSource(devices))
@@ -716,7 +718,7 @@ class Sampler:
         except Exception as e:  # the run must never suffer from being watched
             self.problem = f"{type(e).__name__}: {e}"
 
-    def sample(self, pids: Iterable[int]) -> None:
+    def sample(self, pids: Iterable[int]) -> Sample:
         """Take one sample and write it."""
         now = time.monotonic()
         self.problem = None if self._gpus is None else self._gpus.problem
@@ -733,6 +735,7 @@ class Sampler:
         for tier in self._tiers:
             self._guard(lambda tier=tier: tier.add(taken))  # type: ignore[misc]
         self._guard(lambda: self._write_peaks(False))
+        return taken
 
     def _read_high_water(self) -> None:
         for m in self._members.all:
@@ -775,6 +778,8 @@ class Sampler:
         if now - self._looked >= LOOK_EVERY:
             self._looked = now
             self._guard(lambda: self._look(main.values()))
+        elif self._members.build is not None:
+            self._note_held(main.values())
         gpus: tuple[GpuUse, ...] = ()
         if self._gpus is not None:
             gpus = self._gpus.latest()
@@ -801,8 +806,14 @@ class Sampler:
                 sizes.append(0)
         return sizes[0], sum(sizes[1:])
 
+    def _note_held(self, ranks: Iterable[int]) -> None:
+        """While something is compiled, every second: a build that is killed leaves its lock."""
+        if self._extensions is not None:
+            self.held |= held_by(ranks, self._extensions)
+
     def _look(self, ranks: Iterable[int]) -> None:
         """Locks on the config's ops, and checkpoint files that are being written."""
+        self._note_held(ranks)
         self._csv = sorted(self.folder.parent.glob("metrics/*/Train_Samples_*.csv"))
         self._saving = next(filter(None, map(saving, ranks)), None)
         self._lock = None

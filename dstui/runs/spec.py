@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from dstui.errors import DstuiError
 from dstui.i18n import _
+from dstui.runs.hook import redacted
 
 ENGINES = ("plain", "hf", "llamafactory", "accelerate", "swift")
 LAUNCHERS = ("deepspeed", "torchrun", "accelerate", "llamafactory", "swift", "python")
@@ -64,6 +65,10 @@ class RunSpec:
     """Add the keys that a monitor needs (``steps_per_print``, ``log_level``, ``csv_monitor``) to the run's copy."""
     steps_per_print: int = 10
     """Interval that is added where the config has none."""
+    on_event: str | None = None
+    """Shell command on end, failure and stall (``dstui.runs.hook``); None = the one of the settings, "" = none."""
+    rank_logs: bool = False
+    """A log of its own for each rank, where the launcher allows it (``dstui.runs.ranklogs``)."""
     log_limit: int = 1 << 30
     """Bytes of ``out.log`` kept on disk; beyond it the middle goes (``dstui.runs.store``)."""
 
@@ -103,5 +108,6 @@ class RunSpec:
             if f.name not in ("env", "config", "config_text", "prediction", "subject")
         }
         data["args"] = list(self.args)
+        data["on_event"] = None if self.on_event is None else redacted(self.on_event)
         data["devices"] = None if self.devices is None else list(self.devices)
         return data

@@ -19,7 +19,7 @@ from dstui import __version__
 from dstui.errors import DstuiError, Exit
 from dstui.facts.model import Facts
 from dstui.i18n import _
-from dstui.runs import answers, redact, store, trial
+from dstui.runs import answers, hook, redact, store, trial
 from dstui.runs import command as commands
 from dstui.runs.command import Command
 from dstui.runs.preflight import Problem, worst
@@ -27,6 +27,7 @@ from dstui.runs.preflight import preflight as run_preflight
 from dstui.runs.processes import here
 from dstui.runs.spec import RunSpec
 from dstui.runs.store import RunDir
+from dstui.settings import Settings
 
 ACKNOWLEDGE_SECONDS = 30.0
 _RELEVANT = (
@@ -77,7 +78,7 @@ def start(
     run = store.create(fill=fill)
     command = holder[0]
     try:
-        _spawn(run, command, facts, env)
+        _spawn(run, command, facts, env, on_event(spec))
     except DstuiError:
         raise
     except OSError as e:
@@ -175,6 +176,7 @@ def manifest(spec: RunSpec, facts: Facts, command: Command, environ: Mapping[str
         "prediction": None if spec.prediction is None else dict(spec.prediction),
         "subject": None if spec.subject is None else dict(spec.subject),
         "log_limit": spec.log_limit,
+        "on_event": hook.redacted(on_event(spec)) or None,
         "user": _user(),
         "host": place.host,
         "boot_id": place.boot_id,
@@ -229,13 +231,19 @@ def _sampled(facts: Facts, command: Command) -> list[str] | None:
     return [uuids.get(d) or d for d in command.devices]
 
 
-def _spawn(run: RunDir, command: Command, facts: Facts, env: Mapping[str, str]) -> None:
+def on_event(spec: RunSpec) -> str:
+    """The command that the supervisor runs on end, failure and stall; ``""``: none."""
+    return str(Settings.load().get("on_event")) if spec.on_event is None else spec.on_event
+
+
+def _spawn(run: RunDir, command: Command, facts: Facts, env: Mapping[str, str], on_event: str) -> None:
     job = {
         "argv": list(command.argv),
         "cwd": command.cwd,
         "env": dict(command.env),
         "umask": _umask(),
         "devices": _sampled(facts, command),
+        "on_event": on_event,
     }
     package_root = str(Path(__file__).resolve().parents[2])
     argv = [sys.executable, "-m", "dstui.runs.supervisor", str(run.path)]

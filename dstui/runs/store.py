@@ -223,6 +223,22 @@ class RunDir:
         finally:
             os.close(fd)
 
+    def events(self) -> list[dict[str, Any]]:
+        """What the supervisor wrote down, oldest first; torn lines are left out."""
+        found = []
+        try:
+            lines = self.events_path.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return []
+        for line in lines:
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(entry, dict):
+                found.append(entry)
+        return found
+
 
 def new_id() -> str:
     """A short name that is easy to type and has a unique prefix early: ``kfw7-1129-1920``."""

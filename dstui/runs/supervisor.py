@@ -32,7 +32,9 @@ from pathlib import Path
 from typing import Any
 
 from dstui.runs import shm, store
-from dstui.runs.ops import CPU_COLLECTIVES, extensions_root, ops_needed
+from dstui.runs.causes import BY_CODE
+from dstui.runs.hook import Hooks
+from dstui.runs.ops import CPU_COLLECTIVES, HeldLock, extensions_root, held_by, ops_needed, remove_dead
 from dstui.runs.processes import (
     RUN_ID_VARIABLE,
     Process,
@@ -45,7 +47,9 @@ from dstui.runs.processes import (
     signal_name,
     still_alive,
 )
+from dstui.runs.quiet import Ear
 from dstui.runs.samples import Sampler
+from dstui.runs.stall import Stall
 from dstui.runs.state import read_config
 from dstui.runs.store import RunDir
 
@@ -294,6 +298,10 @@ class Supervisor:
         self.begun = time.monotonic()
         self.disk_low = False
         self.leftovers: list[dict[str, Any]] = []
+        self.hooks = Hooks(run, str(job.get("on_event") or ""), self.manifest, self.event)
+        self.stall: Stall | None = None
+        self.stall_told: Stall | None = None
+        self.held_locks: set[HeldLock] = set()
         self.asked_to_quit: int | None = None
 
     # -- start ---------------------------------------------------------------------------------------
@@ -394,6 +402,8 @@ class Supervisor:
             "processes": [[w.process.pid, w.process.start] for w in living],
             "ranks": {str(w.rank): w.process.pid for w in living if w.rank is not None},
         }
+        if self.stall is not None:
+            data["stall"] = stall_json(self.stall)
         path = self.run.heartbeat_path
         temporary = path.with_name(".heartbeat.tmp")
         with contextlib.suppress(OSError):
@@ -442,8 +452,10 @@ class Supervisor:
         self.event("rank", rank=rank, pid=w.process.pid)
 
     def members(self, stats: dict[int, Stat] | None = None) -> list[Process]:
-        """Every living process of the run."""
-        return descendants(os.getpid(), stats)
+        """Every living process of the run; the user's own command on an event is none."""
+        stats = all_stats() if stats is None else stats
+        found = descendants(os.getpid(), stats)
+        return [p for p in found if not self.hooks.owns(p, stats[p.pid])]
 
     def scan(self, now: float) -> list[Process]:
         """Look at the process table: new processes are watched, vanished ones noted. Returns the living."""
@@ -513,6 +525,8 @@ class Supervisor:
             if pid == 0:
                 return
             code = os.waitstatus_to_exitcode(status)
+            if self.hooks.reaped(pid, code):
+                continue
             w = self.watched.get(pid)
             if w is not None:
                 w.code = code
@@ -562,12 +576,31 @@ class Supervisor:
         if now >= self.next_beat:
             self.beat(now)
             self.look_at_disk()
+        self.tell_stall(now)
+        self.hooks.tick(now)
         try:
             events = [self.log.tick(), self.log.reserve()]
         except OSError as e:
             events = [{"event": "log_trouble", "cause": str(e)}]
         for event in filter(None, events):
             self.event(event.pop("event"), **event)
+
+    def tell_stall(self, now: float) -> None:
+        """What the sampling thread found: recorded, in the heartbeat, and to the user's command."""
+        stall = self.stall
+        if stall == self.stall_told:
+            return
+        self.stall_told = stall
+        if stall is None:
+            self.event("stall_over")
+            self.hooks.calm()
+        else:
+            told = stall_json(stall)
+            self.event("stall", **told)
+            cause = {"code": stall.code, "name": BY_CODE[stall.code].name, "certainty": None}
+            if self.stop is None:
+                self.hooks.fire("stalled", message=stall.text, cause=cause, stall=told)
+        self.beat(now)
 
     def look_at_disk(self) -> None:
         try:
@@ -593,16 +626,24 @@ class Supervisor:
             sampler = Sampler(
                 self.run.samples_dir,
                 devices=self.job.get("devices"),
-                extensions=extensions_root({**os.environ, **self.job["env"]}),
+                extensions=self.extensions,
                 ops=self.ops(),
             )
+            ear = Ear(self.run)
             while not self.ending.wait(TICK):
                 living = [w for w in list(self.watched.values()) if w.ended_at is None]
-                sampler.sample([w.process.pid for w in living])
+                taken = sampler.sample([w.process.pid for w in living])
+                self.keep_locks(sampler.held)
+                if ear.hear(taken):
+                    self.stall = ear.stall
             sampler.close()
         except Exception as e:  # the run goes on without figures
             traceback.print_exc()
             self.event("sampler_failed", cause=str(e))
+
+    @property
+    def extensions(self) -> Path:
+        return extensions_root({**os.environ, **self.job["env"]})
 
     def ops(self) -> tuple[str, ...]:
         """The ops whose locks this run may wait for."""
@@ -636,6 +677,7 @@ class Supervisor:
 
     def begin_stop(self, by: dict[str, Any], now: bool) -> None:
         self.event("stop_requested", by=by, now=now)
+        self.note_locks()
         if self.stop is None:
             self.stop = Stop(by, now, time.time())
         elif now and not self.stop.now:
@@ -709,6 +751,7 @@ class Supervisor:
         self.end_leftovers()
         self.free_shared_memory()
         self.end_sampling()
+        removed = self.free_locks()
         ranks = sorted(
             (w for w in self.watched.values() if w.rank is not None), key=lambda w: (w.rank, w.ended_at or 0)
         )
@@ -739,6 +782,7 @@ class Supervisor:
             "reason": reason,
             "ranks": [self.rank_record(w) for w in ranks],
             "leftovers": self.leftovers,
+            "locks_removed": removed,
             "oom_kills": self.cgroup.difference(),
             "started_at": self.started_at,
             "ended_at": time.time(),
@@ -748,6 +792,18 @@ class Supervisor:
         data["cause"] = self.cause(data)
         self.event("exit", outcome=outcome, code=data["code"], signal=data["signal"])
         self.write_exit(data)
+        self.tell_end(data)
+
+    def tell_end(self, data: dict[str, Any]) -> None:
+        """To the user's command; readers know the end already."""
+        message = data.get("reason") or f"the run has {data['outcome']}"
+        if data["outcome"] == "stopped":
+            message = "the run was stopped"
+        self.hooks.fire(data["outcome"], message=message, cause=data.get("cause"), end=data)
+        while self.hooks.busy:
+            self.hooks.tick(time.monotonic())
+            time.sleep(STOPPING_TICK)
+            self.reap()
 
     def end_sampling(self) -> None:
         self.ending.set()
@@ -775,6 +831,29 @@ class Supervisor:
             return
         if files:
             self.event("shared_memory_freed", files=files, bytes=size)
+
+    def note_locks(self) -> None:
+        """The locks that ranks hold now, while their holders can still be seen."""
+        ranks = [w.process.pid for w in self.watched.values() if w.ended_at is None and w.rank is not None]
+        self.keep_locks(held_by(ranks, self.extensions))
+
+    def keep_locks(self, found: set[HeldLock]) -> None:
+        """Remember them, and write them down for the supervisor that may come after this one."""
+        for lock in sorted(found - self.held_locks):
+            self.held_locks.add(lock)
+            self.event("op_lock", **lock._asdict())
+
+    def free_locks(self) -> list[str]:
+        """Remove the locks of op builds that died with this run: held by one of its processes, of which none lives.
+
+        Every later run would wait for such a lock for ever (``dstui.runs.ops``).
+        """
+        removed = []
+        for lock in sorted(self.held_locks):
+            if remove_dead(lock):
+                removed.append(lock.path)
+                self.event("op_lock_removed", path=lock.path)
+        return removed
 
     def cause(self, data: dict[str, Any]) -> dict[str, Any] | None:
         """The named cause; readers can always ask again, with the rules of their own release."""
@@ -831,6 +910,17 @@ class Supervisor:
             names = ", ".join(str(w.rank) for w in at_exit)
             what += f" while rank(s) {names} still ran; they were ended"
         return what
+
+
+def stall_json(stall: Stall) -> dict[str, Any]:
+    """For events, heartbeat and the user's command; texts in English."""
+    return {
+        "kind": stall.kind,
+        "code": stall.code,
+        "since": round(stall.since, 3),
+        "ranks": list(stall.ranks),
+        "text": stall.text,
+    }
 
 
 class _Ended(RunDir):
