@@ -88,6 +88,41 @@ _ALL = (
         N_("look at the owners (`dstui detect`), end leftovers, or choose other cards"),
     ),
     Cause(
+        "DR105", "gradient-reduced-twice", 1,
+        N_("a gradient was reduced twice in one step"),
+        N_("`has already been reduced`, `Gradient computed twice for this partition`"),
+        N_("ZeRO 2 and 3 reduce each gradient once a step; a weight that is used twice under activation checkpointing, "
+           "two losses with a backward each, or two engines over shared weights reduce it again"),
+        N_("activation checkpointing with use_reentrant=False, or off; one backward for the sum of the losses; ZeRO "
+           "stage 1 has no such limit"),
+    ),
+    Cause(
+        "DR106", "partitioned-weight", 1,
+        N_("a weight that ZeRO 3 has split was used outside of its engine"),
+        N_("`'weight' must be 2-D`, a shape of `torch.Size([0])`, `expected param ... to be available`"),
+        N_("at stage 3 each rank holds a piece of every weight, and only the engine's own modules gather it; a second "
+           "model (reference, reward), a resized embedding or a state_dict taken by hand sees an empty tensor"),
+        N_("give the second model an engine of its own, or wrap the access in deepspeed.zero.GatheredParameters; save "
+           "with engine.save_checkpoint or stage3_gather_16bit_weights_on_model_save; start with a launcher"),
+    ),
+    Cause(
+        "DR107", "module-order-lost", 1,
+        N_("ZeRO 3 lost track of the order of the modules"),
+        N_("`ds_active_sub_modules`, `tracing error`, `still active in submodules`"),
+        N_("stage 3 records the order in which modules run and frees weights by it; another path through the model, "
+           "an exception that was caught inside forward, or a module outside of forward breaks the record"),
+        N_("take the same path in every step and on every rank; mark a block with deepspeed.utils.set_z3_leaf_modules "
+           "(mixture of experts); ZeRO stage 2 keeps no such record"),
+    ),
+    Cause(
+        "DR108", "memory-pressure", 1,
+        N_("the GPU's memory is so full that its cache is emptied again and again"),
+        N_("`pytorch allocator cache flushes since last step`"),
+        N_("before torch gives up it returns its cached blocks to the driver; every flush stalls all ranks"),
+        N_("a smaller micro batch, activation checkpointing, a higher ZeRO stage or offload; "
+           "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragments"),
+    ),
+    Cause(
         "DR201", "offload-needs-cpu-optimizer", 2,
         N_("the optimizer cannot work on offloaded states"),
         N_("DeepSpeed asks for DeepSpeedCPUAdam or zero_force_ds_cpu_optimizer"),
@@ -105,6 +140,23 @@ _ALL = (
            "rank (OMP_NUM_THREADS), or no offload at a higher ZeRO stage"),
     ),
     Cause(
+        "DR203", "nvme-offload-failed", 2,
+        N_("offload to NVMe failed"),
+        N_("`buffer nbytes != file bytes`, `Not enough buffers`, an I/O error or a refused path below nvme_path"),
+        N_("the folder does not exist or is not writable, the disk is full or no real local disk, or buffer_count and "
+           "buffer_size are too small for the largest layer"),
+        N_("name a writable folder on a local NVMe disk with enough room; raise buffer_count or buffer_size; or offload "
+           "to the CPU"),
+    ),
+    Cause(
+        "DR204", "offload-gradient-missing", 2,
+        N_("an offloaded parameter has no gradient at the step"),
+        N_("KeyError in norm_for_param_grads or complete_grad_norm_calculation_for_cpu_offload"),
+        N_("the CPU's step looks up the norm of every gradient: a parameter that the forward pass skipped, or a step "
+           "that did not go through engine.step, leaves none"),
+        N_("call engine.step, not optimizer.step; freeze parameters that are not used, or let all take part in the loss"),
+    ),
+    Cause(
         "DR301", "batch-identity", 3,
         N_("the batch sizes contradict each other"),
         N_("`train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * world_size`"),
@@ -119,6 +171,13 @@ _ALL = (
         N_("the engine counts micro steps itself; a loop that uses no_sync or sets the boundary by hand meets a "
            "ZeRO stage or an offload that cannot do it"),
         N_("call backward and step for every micro batch and let the engine step at the boundary"),
+    ),
+    Cause(
+        "DR303", "accumulation-overridden", 3,
+        N_("the accumulation of the config was replaced by another number"),
+        N_("`Updating DeepSpeed's gradient accumulation steps to 1 from 16`"),
+        N_("accelerate writes its own gradient_accumulation_steps into the engine; its default is 1"),
+        N_("give accelerate the same number (Accelerator(gradient_accumulation_steps=...), or `auto` in the config)"),
     ),
     Cause(
         "DR401", "host-oom-kill", 4,
@@ -143,6 +202,14 @@ _ALL = (
         N_("Bus error, `insufficient shared memory (shm)` or `No space left on device` below /dev/shm"),
         N_("data loader workers and NCCL exchange data through /dev/shm; containers start with 64 MB of it"),
         N_("docker: --shm-size=16g or --ipc=host; Kubernetes: an emptyDir of medium Memory on /dev/shm"),
+    ),
+    Cause(
+        "DR404", "host-allocation-refused", 4,
+        N_("the host had no memory for an allocation"),
+        N_("`DefaultCPUAllocator: can't allocate memory`, `Cannot allocate memory`, MemoryError"),
+        N_("offloaded states and every rank's own copy of the weights while loading exceed the RAM, or the limits of "
+           "the process (ulimit -v, overcommit)"),
+        N_("load under zero.Init or rank by rank, offload less, fewer ranks on a node, or a larger host"),
     ),
     Cause(
         "DR501", "collective-timeout", 5,
@@ -222,6 +289,15 @@ _ALL = (
            "they stay float32"),
         N_("cast the inputs in the script (`x = x.to(torch.bfloat16)`), or train in fp32; "
            "fp16 has auto_cast, which casts them"),
+    ),
+    Cause(
+        "DR604", "loss-zero", None,
+        N_("the loss is exactly 0"),
+        N_("`'loss': 0.0` step after step"),
+        N_("with fp16 a NaN is shown as 0 by some trainers; all labels are masked; or gradients were damaged (some "
+           "releases with overlap_comm)"),
+        N_("bf16 instead of fp16; overlap_comm false; look at the labels of one batch; `dstui check` tells what this "
+           "release is known for"),
     ),
     Cause(
         "DR701", "op-build-failed", None,
@@ -318,6 +394,36 @@ _ALL = (
         N_('add parser.add_argument("--local_rank", type=int, default=-1), or start it with --launcher torchrun'),
     ),
     Cause(
+        "DR714", "releases-apart", None,
+        N_("packages of the training interpreter do not fit each other"),
+        N_("`cannot import name ... from`, `Weights only load failed`, `undefined symbol`"),
+        N_("torch renames and removes parts that an older DeepSpeed, transformers or a compiled extension uses; from "
+           "torch 2.6 on torch.load refuses pickled objects by default"),
+        N_("upgrade DeepSpeed (or pin the torch it was made for); rebuild compiled extensions (flash-attn, apex)"),
+    ),
+    Cause(
+        "DR715", "launcher-refused", None,
+        N_("the launcher could not start the ranks"),
+        N_("`launcher 'pdsh' not installed`, a hostfile that cannot be read, ssh that fails"),
+        N_("DeepSpeed starts other nodes by pdsh over ssh: it must be installed, and every node must let this user in "
+           "without a password"),
+        N_("install pdsh, or choose --launcher torchrun; test `ssh NODE true` for every line of the hostfile"),
+    ),
+    Cause(
+        "DR716", "too-many-open-files", None,
+        N_("the limit of open files was reached"),
+        N_("`Too many open files`, `received 0 items of ancdata`"),
+        N_("data loader workers pass each tensor as a file descriptor; NVMe offload and checkpoints open many files"),
+        N_("ulimit -n 65536, or torch.multiprocessing.set_sharing_strategy('file_system')"),
+    ),
+    Cause(
+        "DR717", "gpu-hardware", None,
+        N_("a GPU reported a hardware or driver error"),
+        N_("`uncorrectable ECC error`, `GPU has fallen off the bus`, an Xid, `unspecified launch failure`"),
+        N_("a defect card or link, overheating, a driver error; rarely a faulty kernel"),
+        N_("nvidia-smi -q and the kernel log (dmesg) name the card; leave it out (--devices) and have it tested"),
+    ),
+    Cause(
         "DR720", "stopped-by-person", None,
         N_("somebody stopped the run"),
         N_("a stop request, Ctrl-C or SIGTERM to the launcher"),
@@ -360,6 +466,27 @@ _ALL = (
         N_("give an absolute path; the run's working directory is in its manifest"),
     ),
     Cause(
+        "DR804", "template-or-dataset-unknown", None,
+        N_("a template or data set of that name is not known"),
+        N_("`Template ... does not exist`, `Undefined dataset ... in dataset_info.json`"),
+        N_("LLaMA-Factory and ms-swift look both up by name: a typing error, a release without it, or another dataset_dir"),
+        N_("correct `template` or `dataset` in the YAML; custom data sets are registered in dataset_info.json"),
+    ),
+    Cause(
+        "DR805", "download-failed", None,
+        N_("a model or data set could not be downloaded"),
+        N_("an HTTP error, `We couldn't connect to`, a gated repository, no name resolution"),
+        N_("compute nodes often have no way out; gated models need a token that the run must see"),
+        N_("download it on the login node and give its folder; HF_HUB_OFFLINE=1; HF_TOKEN for gated models"),
+    ),
+    Cause(
+        "DR806", "file-damaged", None,
+        N_("a weights or data file is damaged"),
+        N_("`Error while deserializing header`, `PytorchStreamReader failed`, `unexpected EOF`"),
+        N_("an interrupted download or save, a Git LFS pointer in place of the file, or a full disk at that time"),
+        N_("compare its size and sha256 with the source and fetch it again"),
+    ),
+    Cause(
         "DR901", "disk-full", None,
         N_("the disk is full"),
         N_("`No space left on device` or `Disk quota exceeded`"),
@@ -372,6 +499,22 @@ _ALL = (
         N_("no step; a rank has a checkpoint file open for writing, the others wait for it"),
         N_("with optimizer states a checkpoint is 12-16 bytes a parameter; a network disk takes minutes for it"),
         N_("save less often, on a local disk, or without optimizer states where you will not resume"),
+    ),
+    Cause(
+        "DR903", "checkpoint-does-not-match", None,
+        N_("the checkpoint does not belong to this world size or is incomplete"),
+        N_("`used a DP world size of`, `zero checkpoints paths are missing`"),
+        N_("each rank writes its own piece of the optimizer: another number of ranks cannot read them, and on several "
+           "nodes each local disk holds only its own"),
+        N_("resume with the same number of ranks, or convert: ds_to_universal.py and "
+           '"checkpoint": {"load_universal": true}; save to a shared disk'),
+    ),
+    Cause(
+        "DR904", "permission-denied", None,
+        N_("a file or folder may not be written or read by this user"),
+        N_("`Permission denied`, `Read-only file system`"),
+        N_("a folder of somebody else, a read-only mount, or a container that runs as another user"),
+        N_("write elsewhere (output_dir, TRITON_CACHE_DIR, TORCH_EXTENSIONS_DIR, HF_HOME) or correct the rights"),
     ),
 )  # fmt: skip
 BY_CODE = {cause.code: cause for cause in _ALL}

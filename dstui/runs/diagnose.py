@@ -14,6 +14,7 @@ import math
 import os
 import re
 import time
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,19 +22,22 @@ from typing import Any, Literal
 
 from dstui.errors import DstuiError
 from dstui.i18n import _, ngettext
-from dstui.runs import store
+from dstui.runs import messages, prices, repairs, store
 from dstui.runs.causes import BY_CODE, CHECKPOINTS
 from dstui.runs.events import Event, Failure, Parser
 from dstui.runs.processes import signal_name
+from dstui.runs.repairs import Repair
 from dstui.runs.state import read_config
 from dstui.runs.store import RunDir
-from dstui.runs.tail import Line, LogFile, split
+from dstui.runs.tail import Line, LogFile, clean, split
 from dstui.units import GiB, gib
 
 Certainty = Literal["certain", "likely", "possible"]
 HEAD = 1 << 20
 TAIL = 4 << 20
 """A larger log is read at its beginning and its end."""
+SURVIVED = 3
+"""Steps after a traceback from which on it is no cause: more than the ranks' buffers can hold back."""
 COUNT_LINES = 256 << 20
 """Line numbers are counted up to this offset; beyond it the line is null."""
 
@@ -45,15 +49,6 @@ class Evidence:
     file: str
     line: int | None
     text: str
-
-
-@dataclass(frozen=True)
-class Repair:
-    """``edits``: RFC 6902 on the run's config; empty when the change is not in the config. ``price``: what it costs."""
-
-    title: str
-    edits: tuple[Mapping[str, Any], ...] = ()
-    price: str = ""
 
 
 @dataclass(frozen=True)
@@ -120,10 +115,19 @@ class _Case:
     exit: Mapping[str, Any] | None = None
     manifest: Mapping[str, Any] = field(default_factory=dict)
     number: Any = None
+    steps: list[int] | None = None
+    """Offsets of the lines that report a step."""
 
     @property
     def failures(self) -> list[Failure]:
-        return [e.values["failure"] for e in self.events if e.kind == "error"]
+        """Tracebacks, without those after which training went on."""
+        return [e.values["failure"] for e in self.events if e.kind == "error" and not self.survived(e.offset)]
+
+    def survived(self, offset: int) -> bool:
+        """Whether training went on after what the log says here: it was caught, or no failure at all."""
+        if self.steps is None:
+            self.steps = sorted(e.offset for e in self.events if e.kind == "step")
+        return len(self.steps) - bisect_right(self.steps, offset) >= SURVIVED
 
     def of(self, kind: str) -> list[Event]:
         return [e for e in self.events if e.kind == kind]
@@ -293,9 +297,11 @@ def _outcome(case: _Case) -> str:
     )
     if m:
         return "finished" if int(m.group(1)) == 0 else "failed"
-    if case.of("rank_ok") or case.of("summary"):
+    ends = [e.offset for e in (*case.of("rank_ok"), *case.of("summary"))]
+    failures = [f for f in case.failures if f.short not in ("KeyboardInterrupt",)]
+    if ends and not any(f.offset > ends[-1] for f in failures):
         return "finished"
-    if case.failures or case.of("oom"):
+    if failures or any(not case.survived(e.offset) for e in case.of("oom")):
         return "failed"
     return "unknown"
 
@@ -316,7 +322,9 @@ def _judge(case: _Case) -> Diagnosis:
         _launcher,
         _plain_exit,
         _oom_lines,
-        _pinning,
+        _spoken,
+        _vanished,
+        _slow,
     ):
         found += look(case)
     found.sort(key=lambda f: -f.weight)
@@ -327,7 +335,14 @@ def _judge(case: _Case) -> Diagnosis:
     for f in found[1:]:
         if f.cause.code != best.cause.code and all(o.code != f.cause.code for o in others):
             others.append(f.cause)
-    return Diagnosis(case.outcome, best.cause, best.evidence, best.fixes, tuple(others[:4]))
+    fixes = best.fixes
+    if best.cause.code in _MEMORY:
+        fixes = prices.priced(fixes, case.config, case.manifest)
+    return Diagnosis(case.outcome, best.cause, best.evidence, fixes, tuple(others[:4]))
+
+
+_MEMORY = ("DR101", "DR102", "DR103", "DR108", "DR401", "DR404")
+"""Causes whose repairs the estimator can price."""
 
 
 def _recorded(case: _Case, *, agrees: bool) -> Certainty:
@@ -398,7 +413,9 @@ def _killed(case: _Case) -> Iterator[_Finding]:
     else:
         certainty = "likely"
         detail = _("SIGKILL without a message; the kernel's count of out-of-memory kills is not known")
-    yield _Finding(Named("DR401", certainty, detail), tuple(evidence), _host_fixes(case), weight=80)
+    yield _Finding(
+        Named("DR401", certainty, detail), tuple(evidence), repairs.host_memory(case.config), weight=80
+    )
     if certainty != "certain":
         yield _Finding(Named("DR721", "possible"), tuple(evidence), weight=10)
 
@@ -426,17 +443,24 @@ _SECONDARY = re.compile(
 """What a rank says when a peer is gone: the effect of a failure elsewhere."""
 
 
+_WRAPPERS = ("ChildFailedError", "SystemExit", "KeyboardInterrupt", "SignalException", "CalledProcessError",
+             "ProcessRaisedException", "ProcessExitedException")  # fmt: skip
+"""What launchers raise because a rank failed."""
+
+
 def _failures(case: _Case) -> list[Failure]:
     """Tracebacks that could be the cause, the first failing rank's in the order in which they were raised.
 
     Of a chain (``During handling of the above exception...``) each is its own. A peer's lost connection counts
     only when nobody says more.
     """
-    failures = [
-        f for f in case.failures if f.short not in ("ChildFailedError", "SystemExit", "KeyboardInterrupt")
-    ]
+    failures = [f for f in case.failures if f.short not in _WRAPPERS]
+    inner = [f for f in failures if not re.match(r"Caught \w+ in DataLoader worker", f.message)]
+    failures = inner or failures
     real = [f for f in failures if not _SECONDARY.search(f.text)]
     first_rank = case.exit.get("first_rank") if case.exit else None
+    if first_rank is None:  # torchrun's summary names the first to fail as its last
+        first_rank = next((e.values["rank"] for e in reversed(case.of("failed_rank"))), None)
     own = [f for f in real if f.rank is not None and f.rank == first_rank]
     pool = sorted(own or real or failures, key=lambda f: f.offset)
     return [f for f in pool if f.rank == pool[0].rank]
@@ -466,7 +490,10 @@ def _exceptions(case: _Case) -> Iterator[_Finding]:
     agrees = code is not None and code > 0 and case.outcome == "failed"
     certainty = _recorded(case, agrees=agrees)
     judged = [(f, *_name(case, f, certainty)) for f in failures[:8]]
-    failure, named, fixes = next((j for j in judged if j[1].code != "DR710"), judged[0])
+    # an exception that only follows another tells more than "the script raised" if it is special
+    failure, named, fixes = judged[0]
+    if named.code == "DR710":
+        failure, named, fixes = next((j for j in judged if j[1].code not in _VAGUE), judged[0])
     if named.code in ("DR705", "DR706"):  # the last of such a chain names the file, the first only a decoder
         failure, named, fixes = [j for j in judged if j[1].code in ("DR705", "DR706")][-1]
     evidence = [
@@ -477,6 +504,10 @@ def _exceptions(case: _Case) -> Iterator[_Finding]:
         evidence.append(Evidence(frame[0], frame[1], f"in {frame[2]}"))
     weight = 40 if named.code == "DR502" else 75
     yield _Finding(named, tuple(evidence), tuple(fixes), weight=weight)
+
+
+_VAGUE = ("DR710", "DR502", "DR504", "DR803", "DR904")
+"""Causes that an exception in the wake of another does not prove."""
 
 
 def _user_frame(failure: Failure) -> tuple[str, int, str] | None:
@@ -542,42 +573,35 @@ def _name(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list[Re
     """Cause and repairs for one exception. Order: from the special to the general."""
     text = f.text
     files = " ".join(x.file for x in f.frames)
+    pinning = any(x.function == "pin_memory" for x in f.frames) or "pin_memory" in text
+    if re.search(r"^(?:\S+: )?CUDA error: out of memory", text, re.I) or (
+        pinning and re.search(r"CUDA error|out of memory", text)
+    ):
+        return _driver_oom(case, f, certainty)
     if f.short == "OutOfMemoryError" or _OOM.search(text):
         return _gpu_oom(case, f, certainty)
-    if "Check batch related parameters" in text or re.search(
-        r"batch size per gpu: \d+ has to be greater", text, re.I
-    ):
-        return Named("DR301", certainty, f.message), _batch_fixes(case, text)
-    if re.search(
-        r"CUDA_HOME|CUDAMismatchException|nvcc(?: not found|: command not found)|MissingCUDAException", text
-    ):
-        return Named("DR702", certainty, f.message), []
     if "invalid literal for int() with base 10" in text and "op_builder" in files:
-        return Named("DR703", certainty, f.message), [Repair(_("run with TORCH_CUDA_ARCH_LIST unset"))]
-    if (
-        re.search(
-            r"Error building extension|Unable to JIT load|Ninja is required|ninja -v|No module named 'deepspeed_\w+'",
-            text,
-        )
-        or "cpp_extension.py" in files
-        or (
-            f.short in ("AttributeError", "ImportError", "OSError")
-            and ("op_builder" in files or "ds_opt_adam" in text)
-        )
+        return Named("DR703", certainty, f.message), repairs.of_cause("DR703", case.config, text)
+    shared = "shm" in text.lower() or "multiprocessing/synchronize.py" in files
+    if shared and re.search(r"No space left on device|Disk quota exceeded", text):
+        # multiprocessing's semaphores and queues live in /dev/shm, and the message does not say so
+        return Named("DR403", certainty, f.message), []
+    if re.search(r"(?:No such file|Permission denied)[^']*'[^']*/bin/nvcc", text):
+        return Named("DR702", certainty, f.message), repairs.of_cause("DR702", case.config, text)
+    if f.short == "TypeError" and "swap_tensor" in files:
+        return Named("DR203", certainty, _first_line(text)), repairs.of_cause("DR203", case.config, text)
+    said = messages.of_exception(text)
+    if said is not None and said.code == "DR703":
+        said = None  # a number that the script itself could not read
+    if said is not None and said.code == "DR401":
+        said = None  # a launcher's words
+    if f.short == "KeyError" and re.search(
+        r"norm_for_param_grads|complete_grad_norm", " ".join(x.function for x in f.frames)
     ):
-        if "async_io" in text:
-            hint = Repair(
-                _("install libaio with its headers (Debian, Ubuntu: libaio-dev): NVMe offload needs it")
-            )
-            return Named("DR701", certainty, _first_line(text)), [hint]
-        half = re.search(r"(/\S+)/[^/\s]+\.so: cannot open shared object file", text)
-        again = (
-            [Repair(_("delete the half-built op: rm -r {folder}").format(folder=half.group(1)))]
-            if half
-            else []
-        )
-        return Named("DR701", certainty, _first_line(text)), [*again, *_build_fixes(case)]
-    if f.short in ("ModuleNotFoundError", "ImportError"):
+        return Named("DR204", certainty, _at(f)), []
+    if (said is None and _is_build(f, files, text)) or (said is not None and said.code == "DR701"):
+        return _build(case, f, certainty)
+    if f.short in ("ModuleNotFoundError", "ImportError") and (said is None or said.code != "DR714"):
         m = re.search(r"No module named '([\w.]+)'", text)
         fixes = []
         if m:
@@ -590,59 +614,99 @@ def _name(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list[Re
                 )
             )
         return Named("DR704", certainty, f.message), fixes
-    if re.search(r"Address already in use|EADDRINUSE", text):
-        return Named("DR503", certainty, _first_line(text)), [
-            Repair(_("let dstui choose a free port: --master-port auto"))
-        ]
-    if re.search(r"No space left on device|Disk quota exceeded", text):
-        # multiprocessing's semaphores and queues live in /dev/shm, and the message does not say so
-        shared = "shm" in text.lower() or "multiprocessing/synchronize.py" in files
-        return Named("DR403" if shared else "DR901", certainty, f.message), []
-    if re.search(r"inline_container.*unexpected pos|PytorchStreamWriter failed writing", text):
-        # torch.save counts what it wrote and hides the error below: a write that came up short
-        return Named("DR901", "likely", _first_line(text)), []
-    if re.search(
-        r"DataLoader worker .*(?:killed by signal|exited unexpectedly)|insufficient shared memory", text
-    ):
-        return Named(
-            "DR403" if "shared memory" in text or "Bus error" in text else "DR802", certainty, f.message
-        ), []
-    if re.search(r"device-side assert|index out of range in self|CUBLAS_STATUS_NOT_INITIALIZED", text):
-        return Named("DR801", certainty, f.message), []
-    if re.search(
-        r"No CUDA GPUs are available|invalid device ordinal|no CUDA-capable device|driver version is insufficient|"
-        r"Found no NVIDIA driver|NVIDIA driver on your system is too old|device >= 0 && device < num_gpus",
-        text,
-    ):
-        return Named("DR707", certainty, _first_line(text)), []
-    if re.search(r"zero_force_ds_cpu_optimizer|DeepSpeedCPUAdam|ZeroRuntimeException.*optimizer", text):
-        return Named("DR201", certainty, f.message), _cpu_optimizer_fixes(case)
     if _DTYPES.search(text):
-        return Named("DR603", certainty, _at(f)), _dtype_fixes(case)
-    if re.search(r"already at minimum", text):
-        return Named("DR602", certainty, f.message), _precision_fixes(case)
-    if re.search(r"no_sync|gradient_accumulation_boundary|accumulation boundary", text):
-        return Named("DR302", certainty, f.message), []
-    if re.search(r"mlock|pin_memory|cudaHostAlloc|cudaHostRegister", text):
-        return Named("DR402", certainty, f.message), _pin_fixes(case)
+        return Named("DR603", certainty, _at(f)), repairs.number_types(case.config)
+    if _MISMATCH.search(text):
+        return _mismatch(case, f, certainty)
+    if said is not None and said.code not in ("DR501", "DR502", "DR803", "DR904"):
+        weaker: Certainty = (
+            "likely" if certainty == "certain" and said.code == "DR901" and "Errno" not in text else certainty
+        )
+        return Named(said.code, weaker, _first_line(f.message or text)), repairs.of_cause(
+            said.code, case.config, text
+        )
     if re.search(r"Type \w+ is not supported on your device", text):
-        return Named("DR705", certainty, f.message), _precision_fixes(case)[:1]
+        return Named("DR705", certainty, f.message), repairs.precision(case.config)[:1]
     if _in_config(f):
         return _refused(case, f, certainty)
-    if re.search(r"collective operation timeout|Watchdog|Timed out waiting \d+ms for (?:recv|send)", text):
+    if said is not None and said.code == "DR501":
         return Named("DR501", "likely", _first_line(text)), []
     if re.search(r"timed out|timeout", text, re.I) and "init_process_group" in " ".join(
         x.function for x in f.frames
     ):
         return Named("DR504", certainty, _first_line(text)), []
-    if _SECONDARY.search(text) or re.search(
-        r"NCCL (?:error|Error)|nccl(?:System|Unhandled|Internal|Invalid)|DistBackendError", text
+    if (
+        (said is not None and said.code == "DR502")
+        or _SECONDARY.search(text)
+        or re.search(r"NCCL (?:error|Error)|nccl(?:System|Unhandled|Internal|Invalid)|DistBackendError", text)
     ):
-        weaker: Certainty = "likely" if certainty == "certain" else "possible"
+        weaker = "likely" if certainty == "certain" else "possible"
         return Named("DR502", weaker, _first_line(text)), []
-    if f.short == "FileNotFoundError" or "No such file or directory" in text:
+    if said is not None:
+        return Named(said.code, certainty, f.message), []
+    if (
+        f.short == "FileNotFoundError"
+        or "No such file or directory" in text
+        or re.search(
+            r"is not a local folder and is not a valid model identifier|Error no file named|"
+            r"does not appear to have a file named|Can't load (?:tokenizer|the configuration|config|the model) for|"
+            r"(?:file|path|directory|folder) \S+ (?:does not exist|not found)|Unable to find '",
+            text,
+            re.I,
+        )
+    ):
         return Named("DR803", certainty, f.message), []
     return Named("DR710", certainty, _at(f)), []
+
+
+_MISMATCH = re.compile(r"- ds ([\w.]+)=(\S+) vs hf (\w+)=(\S+)|mismatch TrainingArguments values")
+
+
+def _mismatch(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list[Repair]]:
+    """transformers compares the config with TrainingArguments (``integrations/deepspeed.py``)."""
+    pairs = [(m.group(1), m.group()[2:]) for m in _MISMATCH.finditer(f.text) if m.group(1)]
+    detail = "; ".join(shown for _key, shown in pairs) or _first_line(f.text)
+    edits = []
+    for key, _shown in pairs:
+        pointer = "/" + key.replace(".", "/")
+        if repairs.has(case.config, pointer):
+            edits.append({"op": "replace", "path": pointer, "value": "auto"})
+    fixes = [Repair(_("let the Trainer fill these values: auto"), tuple(edits))]
+    return Named("DR705", certainty, detail, _checkpoint(detail, None)), fixes
+
+
+def _is_build(f: Failure, files: str, text: str) -> bool:
+    return "cpp_extension.py" in files or (
+        f.short in ("AttributeError", "ImportError", "OSError")
+        and ("op_builder" in files or "ds_opt_adam" in text)
+    )
+
+
+def _build(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list[Repair]]:
+    text = f.text
+    if "async_io" in text or "libaio" in text:
+        hint = Repair(
+            _("install libaio with its headers (Debian, Ubuntu: libaio-dev): NVMe offload needs it")
+        )
+        return Named("DR701", certainty, _first_line(text)), [hint]
+    half = re.search(r"(/\S+)/[^/\s]+\.so: cannot open shared object file", text)
+    again = (
+        [Repair(_("delete the half-built op: rm -r {folder}").format(folder=half.group(1)))] if half else []
+    )
+    return Named("DR701", certainty, _first_line(text)), [*again, *repairs.build(case.config)]
+
+
+def _driver_oom(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list[Repair]]:
+    """The driver's own error, not the allocator's: host memory that could not be pinned (WSL2 limits it), or a card
+    with no room for a context."""
+    functions = " ".join(x.function for x in f.frames)
+    pinned = "pin_memory" in functions or "pin_memory" in f.text or "page-lock" in f.text
+    weaker: Certainty = certainty if pinned else "possible"
+    if pinned or not f.frames or repairs.offloads(case.config):
+        return Named("DR402", weaker, _first_line(f.text)), repairs.pinning(case.config)
+    return Named("DR104", weaker, _first_line(f.text)), [
+        Repair(_("choose free cards, or end what holds memory there: dstui detect"))
+    ]
 
 
 def _at(f: Failure) -> str:
@@ -690,235 +754,13 @@ def _gpu_oom(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list
                 price=_("none on Linux"),
             )
         )
-    memory = _memory_fixes(case.config)
-    batch = _micro_fixes(case.config)
+    memory = repairs.gpu_memory(case.config)
+    batch = repairs.micro_batch(case.config)
     if phase == "init" or (phase == "other" and not case.stepped):
         return Named("DR101", certainty, detail), [*memory, *fixes]
     if phase == "step":
         return Named("DR103", certainty, detail), [*memory, *fixes]
     return Named("DR102", certainty, detail), [*batch, *memory, *fixes]
-
-
-def _micro_fixes(config: Mapping[str, Any] | None) -> list[Repair]:
-    """Half the micro batch at the same global batch, where the config holds the numbers."""
-    fixes = []
-    micro = (config or {}).get("train_micro_batch_size_per_gpu")
-    gas = (config or {}).get("gradient_accumulation_steps")
-    if isinstance(micro, int) and not isinstance(micro, bool) and micro > 1:
-        half = micro // 2
-        edits: list[dict[str, Any]] = [
-            {"op": "replace", "path": "/train_micro_batch_size_per_gpu", "value": half}
-        ]
-        if isinstance(gas, int) and micro % 2 == 0:
-            edits.append({"op": "replace", "path": "/gradient_accumulation_steps", "value": gas * 2})
-        elif gas is None and micro % 2 == 0 and "train_batch_size" not in (config or {}):
-            edits.append({"op": "add", "path": "/gradient_accumulation_steps", "value": 2})
-        fixes.append(
-            Repair(
-                _("micro batch {a} -> {b} with the accumulation doubled: the same global batch").format(
-                    a=micro, b=half
-                ),
-                tuple(edits),
-                _("more micro steps, each faster; usually a few percent slower"),
-            )
-        )
-    else:
-        fixes.append(Repair(_("a smaller micro batch, with more accumulation for the same global batch")))
-    fixes.append(Repair(_("activation checkpointing in the script"), price=_("about a third more compute")))
-    return fixes
-
-
-def _memory_fixes(config: Mapping[str, Any] | None) -> list[Repair]:
-    """The next step up in ZeRO and offload from where the config stands."""
-    zero = (config or {}).get("zero_optimization")
-    zero = zero if isinstance(zero, Mapping) else {}
-    stage = zero.get("stage", 0)
-    stage = stage if isinstance(stage, int) else 0
-    offload = zero.get("offload_optimizer") or {}
-    on_cpu = isinstance(offload, Mapping) and offload.get("device", "none") in ("cpu", "nvme")
-    fixes = []
-    if config is None:
-        return [
-            Repair(
-                _("a higher ZeRO stage"),
-                price=_("stages 1 and 2 cost little, stage 3 communicates half as much again"),
-            ),
-            Repair(
-                _("offload the optimizer to the CPU"),
-                price=_("slower steps: the CPU updates the weights over PCIe"),
-            ),
-        ]
-    if stage < 3:
-        target = 2 if stage < 2 else 3
-        edit: dict[str, Any]
-        if isinstance(config.get("zero_optimization"), Mapping):
-            op = "replace" if "stage" in zero else "add"
-            edit = {"op": op, "path": "/zero_optimization/stage", "value": target}
-        else:
-            edit = {"op": "add", "path": "/zero_optimization", "value": {"stage": target}}
-        fixes.append(
-            Repair(
-                _("ZeRO stage {a} -> {b}").format(a=stage, b=target),
-                (edit,),
-                _("little")
-                if target == 2
-                else _("parameters are gathered for every layer: half as much communication again"),
-            )
-        )
-    if stage >= 1 and not on_cpu:
-        op = "replace" if "offload_optimizer" in zero else "add"
-        fixes.append(
-            Repair(
-                _("offload the optimizer to the CPU"),
-                ({"op": op, "path": "/zero_optimization/offload_optimizer", "value": {"device": "cpu"}},),
-                _("slower steps: the CPU updates the weights over PCIe; 12 bytes a parameter of host RAM"),
-            )
-        )
-    params = zero.get("offload_param") or {}
-    if (
-        stage == 3
-        and on_cpu
-        and not (isinstance(params, Mapping) and params.get("device", "none") in ("cpu", "nvme"))
-    ):
-        op = "replace" if "offload_param" in zero else "add"
-        fixes.append(
-            Repair(
-                _("offload the parameters too"),
-                ({"op": op, "path": "/zero_optimization/offload_param", "value": {"device": "cpu"}},),
-                _("much slower: weights cross PCIe in every pass"),
-            )
-        )
-    return fixes
-
-
-def _host_fixes(case: _Case) -> tuple[Repair, ...]:
-    zero = (case.config or {}).get("zero_optimization")
-    fixes = []
-    if isinstance(zero, Mapping):
-        params, optimizer = zero.get("offload_param"), zero.get("offload_optimizer")
-        if isinstance(params, Mapping) and params.get("device", "none") != "none":
-            fixes.append(
-                Repair(
-                    _("offload the optimizer only: drop offload_param"),
-                    ({"op": "remove", "path": "/zero_optimization/offload_param"},),
-                    _("2 bytes a parameter divided by the ranks go back to the GPUs"),
-                )
-            )
-        for key, value in (("offload_optimizer", optimizer), ("offload_param", params)):
-            if (
-                isinstance(value, Mapping)
-                and value.get("device") == "cpu"
-                and value.get("pin_memory") is not False
-            ):
-                op = "replace" if "pin_memory" in value else "add"
-                fixes.append(
-                    Repair(
-                        _("do not pin the buffers of {key} (true by default from 0.19.5 on)").format(key=key),
-                        ({"op": op, "path": f"/zero_optimization/{key}/pin_memory", "value": False},),
-                        _("slower copies between host and GPU"),
-                    )
-                )
-    fixes.append(Repair(_("fewer ranks on a node, or a higher memory limit for the job")))
-    return tuple(fixes)
-
-
-def _pin_fixes(case: _Case) -> list[Repair]:
-    fixes = [Repair(_("raise the limit for locked memory: ulimit -l unlimited"))]
-    zero = (case.config or {}).get("zero_optimization")
-    for key in ("offload_optimizer", "offload_param"):
-        value = zero.get(key) if isinstance(zero, Mapping) else None
-        if isinstance(value, Mapping):
-            op = "replace" if "pin_memory" in value else "add"
-            edit = {"op": op, "path": f"/zero_optimization/{key}/pin_memory", "value": False}
-            fixes.append(Repair(_("do not pin the buffers of {key}").format(key=key), (edit,)))
-    return fixes
-
-
-def _batch_fixes(case: _Case, text: str) -> list[Repair]:
-    m = re.search(r"(\d+) != (\d+) \* (\d+) \* (\d+)", text)
-    if not m or "train_batch_size" not in (case.config or {}):
-        return [Repair(_("leave train_batch_size out and let DeepSpeed derive it"))]
-    micro, gas, world = (int(x) for x in m.groups()[1:])
-    product = micro * gas * world
-    return [
-        Repair(
-            _("train_batch_size {a} -> {b} (= {micro} x {gas} x {world} ranks)").format(
-                a=m.group(1), b=product, micro=micro, gas=gas, world=world
-            ),
-            ({"op": "replace", "path": "/train_batch_size", "value": product},),
-        ),
-        Repair(
-            _("leave train_batch_size out and let DeepSpeed derive it"),
-            ({"op": "remove", "path": "/train_batch_size"},),
-        ),
-    ]
-
-
-def _cpu_optimizer_fixes(case: _Case) -> list[Repair]:
-    edits: tuple[Mapping[str, Any], ...] = ()
-    if case.config is not None:
-        op = "replace" if "zero_force_ds_cpu_optimizer" in case.config else "add"
-        edits = ({"op": op, "path": "/zero_force_ds_cpu_optimizer", "value": False},)
-    return [
-        Repair(_("use DeepSpeedCPUAdam in the script, or name the optimizer in the config")),
-        Repair(_("accept another optimizer on the CPU"), edits, _("the step on the CPU gets much slower")),
-    ]
-
-
-def _precision_fixes(case: _Case) -> list[Repair]:
-    fixes = []
-    fp16 = (case.config or {}).get("fp16")
-    if isinstance(fp16, Mapping) and fp16.get("enabled"):
-        op = "replace" if "bf16" in (case.config or {}) else "add"
-        fixes.append(
-            Repair(
-                _("bf16 instead of fp16"),
-                (
-                    {"op": "replace", "path": "/fp16/enabled", "value": False},
-                    {"op": op, "path": "/bf16", "value": {"enabled": True}},
-                ),
-                _("needs compute capability 8.0"),
-            )
-        )
-    fixes.append(Repair(_("a lower learning rate, with warm-up and gradient clipping 1.0")))
-    return fixes
-
-
-def _dtype_fixes(case: _Case) -> list[Repair]:
-    """Source: DeepSpeedEngine.forward casts its inputs under fp16.auto_cast only (0.19.8)."""
-    fixes = []
-    for name, kind in (("bf16", "torch.bfloat16"), ("fp16", "torch.float16")):
-        section = (case.config or {}).get(name)
-        if not isinstance(section, Mapping) or not section.get("enabled"):
-            continue
-        fixes.append(Repair(_("cast the inputs in the script: x = x.to({dtype})").format(dtype=kind)))
-        if name == "fp16":
-            op = "replace" if "auto_cast" in section else "add"
-            fixes.append(
-                Repair(_("let DeepSpeed cast them"), ({"op": op, "path": "/fp16/auto_cast", "value": True},))
-            )
-        fixes.append(
-            Repair(
-                _("train in fp32"),
-                ({"op": "replace", "path": f"/{name}/enabled", "value": False},),
-                _("parameters and gradients take twice the memory"),
-            )
-        )
-    return fixes
-
-
-def _build_fixes(case: _Case) -> list[Repair]:
-    fixes = [Repair(_("install what is missing for the op builder: dstui detect names it"))]
-    zero = (case.config or {}).get("zero_optimization")
-    if isinstance(zero, Mapping) and isinstance(zero.get("offload_optimizer"), Mapping):
-        fixes.append(
-            Repair(
-                _("do without optimizer offload"),
-                ({"op": "remove", "path": "/zero_optimization/offload_optimizer"},),
-                _("its states stay on the GPU"),
-            )
-        )
-    return fixes
 
 
 _MODELS = {
@@ -966,7 +808,7 @@ def _refused(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list
             detail = f"{pointer.strip('/').replace('/', '.')}: {problem}"
             if "extra_forbidden" in problem or "Extra inputs" in problem or "extra fields" in problem:
                 edits: tuple[Mapping[str, Any], ...] = ()
-                if _has(case.config, pointer):
+                if repairs.has(case.config, pointer):
                     edits = ({"op": "remove", "path": pointer},)
                 fixes.append(
                     Repair(
@@ -1023,15 +865,6 @@ def _checkpoint(text: str, default: int | None) -> int | None:
     return default
 
 
-def _has(config: Mapping[str, Any] | None, pointer: str) -> bool:
-    at: Any = config
-    for part in pointer.strip("/").split("/"):
-        if not isinstance(at, Mapping) or part not in at:
-            return False
-        at = at[part]
-    return True
-
-
 _SIGNALS = (-11, -6, -7, -4, -8)
 
 
@@ -1058,7 +891,7 @@ def _native(case: _Case) -> Iterator[_Finding]:
 def _collectives(case: _Case) -> Iterator[_Finding]:
     if case.outcome == "finished":
         return
-    lines = case.of("collective")
+    lines = [e for e in case.of("collective") if not case.survived(e.offset)]
     timeouts = [e for e in lines if e.values.get("timeout")]
     if timeouts:
         first = timeouts[0]
@@ -1084,7 +917,7 @@ def _collectives(case: _Case) -> Iterator[_Finding]:
 
 def _missing_ranks(case: _Case, timeouts: Iterable[Event]) -> list[int]:
     """Ranks that did not wait: the one that never came."""
-    waiting = {int(m.group(1)) for e in timeouts for m in [re.search(r"\[Rank (\d+)\]", e.text)] if m}
+    waiting = {int(m.group(1)) for e in timeouts for m in [re.search(r"\bRank (\d+)\]", e.text)] if m}
     waiting |= {e.rank for e in timeouts if e.rank is not None}
     worlds = [e.values["size"] for e in case.of("world")]
     world = worlds[-1] if worlds else case.manifest.get("world_size")
@@ -1107,7 +940,7 @@ def _builds(case: _Case) -> Iterator[_Finding]:
             yield _Finding(
                 Named("DR701", "likely", line.text.strip()[:300]),
                 (case.line(line.offset, line.text),),
-                tuple(_build_fixes(case)),
+                tuple(repairs.build(case.config)),
                 weight=45,
             )
             return
@@ -1115,8 +948,10 @@ def _builds(case: _Case) -> Iterator[_Finding]:
 
 def _numerics(case: _Case) -> Iterator[_Finding]:
     losses = [e for e in case.of("step") if e.values.get("loss") is not None]
-    bad = [e for e in losses if not math.isfinite(e.values["loss"])]
-    if len(bad) >= 2 and losses and not math.isfinite(losses[-1].values["loss"]):
+    bad = [e for e in losses if not _sound(e)]
+    together = losses[-1:] if losses and _zero_and_nan(losses[-1]) else []
+    if (len(bad) >= 2 and losses and not _sound(losses[-1])) or together:
+        bad = bad or together
         first = bad[0]
         step = first.values.get("step")
         detail = (
@@ -1128,7 +963,20 @@ def _numerics(case: _Case) -> Iterator[_Finding]:
         evidence += [case.line(e.offset, e.text) for e in case.of("overflow")[:1]]
         certainty: Certainty = "certain" if case.exit is not None else "likely"
         yield _Finding(
-            Named("DR601", certainty, detail), tuple(evidence), tuple(_precision_fixes(case)), weight=35
+            Named("DR601", certainty, detail),
+            tuple(evidence),
+            (*_known(case), *repairs.precision(case.config)),
+            weight=35,
+        )
+        return
+    zeros = list(itertools.takewhile(lambda e: e.values["loss"] == 0, reversed(losses)))
+    if len(zeros) >= 3 and not any("reward" in e.text for e in zeros[:3]):
+        first = zeros[-1]
+        yield _Finding(
+            Named("DR604", "likely" if len(zeros) < len(losses) else "possible"),
+            (case.line(first.offset, first.text),),
+            (*_known(case), *repairs.precision(case.config)),
+            weight=33,
         )
         return
     floors = [
@@ -1140,7 +988,7 @@ def _numerics(case: _Case) -> Iterator[_Finding]:
         yield _Finding(
             Named("DR602", "likely"),
             (case.line(floors[0].offset, floors[0].text),),
-            tuple(_precision_fixes(case)),
+            tuple(repairs.precision(case.config)),
             weight=34,
         )
         return
@@ -1150,9 +998,33 @@ def _numerics(case: _Case) -> Iterator[_Finding]:
         yield _Finding(
             Named("DR601", "possible", _("{n} steps were skipped for overflow").format(n=len(overflows))),
             tuple(case.line(e.offset, e.text) for e in overflows[-2:]),
-            tuple(_precision_fixes(case)),
+            tuple(repairs.precision(case.config)),
             weight=20,
         )
+
+
+def _known(case: _Case) -> tuple[Repair, ...]:
+    """Wrong results that this release is known for with this config."""
+    release = prices.release_of(case.manifest)
+    if release is None:
+        names = [
+            m.group(1) for e in case.of("init") for m in [re.search(r"info: version=([\d.]+)", e.text)] if m
+        ]
+        release = names[0].rstrip(".") if names else None
+    world = case.manifest.get("world_size")
+    return prices.of_rules(case.config, release, world if isinstance(world, int) else None, ("silent-wrong",))
+
+
+def _sound(e: Event) -> bool:
+    """Whether loss and gradient norm of a step are numbers."""
+    norm = e.values.get("grad_norm")
+    return math.isfinite(e.values["loss"]) and (norm is None or not math.isnan(norm))
+
+
+def _zero_and_nan(e: Event) -> bool:
+    """Trainers show a NaN loss as 0 (``logging_nan_inf_filter``); the gradient norm tells."""
+    norm = e.values.get("grad_norm")
+    return bool(e.values["loss"] == 0) and norm is not None and math.isnan(norm)
 
 
 def _launcher(case: _Case) -> Iterator[_Finding]:
@@ -1201,31 +1073,125 @@ def _plain_exit(case: _Case) -> Iterator[_Finding]:
 
 
 def _oom_lines(case: _Case) -> Iterator[_Finding]:
-    """`CUDA out of memory` that a script caught and printed itself."""
-    lines = case.of("oom")
-    if lines and case.outcome != "finished":
-        e = lines[0]
-        phase_known = case.stepped
+    """`CUDA out of memory` without a traceback: a cut log, or a script that caught it and printed it itself."""
+    lines = [e for e in case.of("oom") if not case.survived(e.offset)]
+    if not lines or case.outcome == "finished":
+        return
+    e = lines[0]
+    near = " ".join(line.text for line in case.tail if -4000 <= line.offset - e.offset <= 400)
+    code = "DR102" if case.stepped else "DR101"
+    if re.search(r"pin_memory|page-lock", near):
+        code = "DR402"
+    elif re.search(r"exp_avg|in step$|optimizer\.step|_take_model_step", near):
+        code = "DR103"
+    elif re.search(r"in (?:forward|backward)\b|softmax|attention|loss\.backward|cross_entropy", near):
+        code = "DR102"
+    fixes = {"DR102": repairs.micro_batch(case.config), "DR402": repairs.pinning(case.config)}.get(code)
+    yield _Finding(
+        Named(code, "possible", _first_line(e.text)),
+        (case.line(e.offset, e.text),),
+        tuple(repairs.gpu_memory(case.config) if fixes is None else fixes),
+        weight=28 if code != "DR402" else 49,
+    )
+
+
+def _spoken(case: _Case) -> Iterator[_Finding]:
+    """Messages on lines of their own: cut logs, exceptions that a script caught and printed, words of C++ and of
+    launchers. Never after a good end, and not where training went on afterwards."""
+    if case.outcome in ("finished", "stopped"):
+        return
+    traced = case.failures
+    lines = case.tail[-SPOKEN_LINES:]
+    for i, said in messages.on_lines([clean(line.text) for line in lines]):
+        line = lines[i]
+        if case.survived(line.offset) or any(f.start <= line.offset <= f.offset for f in traced):
+            continue
+        certainty: Certainty = "likely" if case.outcome == "failed" and said.weight > 20 else "possible"
+        text = line.text.strip()
+        if said.code == "DR303" and re.search(r"to (\d+) from \1\b", text):
+            continue
         yield _Finding(
-            Named("DR102" if phase_known else "DR101", "possible", _first_line(e.text)),
-            (case.line(e.offset, e.text),),
-            tuple(_micro_fixes(case.config) if phase_known else _memory_fixes(case.config)),
-            weight=28,
+            Named(said.code, certainty, _first_line(clean(text))),
+            (case.line(line.offset, clean(text)),),
+            tuple(repairs.of_cause(said.code, case.config, text)),
+            weight=73 if said.code == "DR402" and "mlock" in text else said.weight,
         )
 
 
-def _pinning(case: _Case) -> Iterator[_Finding]:
-    if case.outcome == "finished":
+SPOKEN_LINES = 20_000
+"""Lines at the end of a log that are searched for messages."""
+
+
+def _vanished(case: _Case) -> Iterator[_Finding]:
+    """The launcher ends the others, and the rank that went first left neither a word nor a code."""
+    if (
+        case.outcome in ("finished", "stopped")
+        or case.exit is not None
+        or case.failures
+        or case.of("rank_exit")
+    ):
         return
-    for line in case.tail[-3000:]:
-        if "mlock failed to allocate" in line.text:
+    ending = next(
+        (x for x in case.tail if re.search(r"Killing subprocess|closing signal SIGTERM", x.text)), None
+    )
+    if ending is not None and not case.survived(ending.offset) and not case.of("signal"):
+        yield _Finding(
+            Named("DR401", "possible", _("a rank is gone without a word, and the launcher ended the others")),
+            (case.line(ending.offset, clean(ending.text)),),
+            repairs.host_memory(case.config),
+            weight=15,
+        )
+    last = [line for line in case.tail if line.text.strip()][-3:]
+    for line in last:
+        if re.search(r"as PyTorch extensions root\.\.\.|Detected CUDA files, patching ldflags", line.text):
             yield _Finding(
-                Named("DR402", "likely", line.text.strip()),
+                Named("DR708", "possible", _("the log ends where an op is to be built or loaded")),
                 (case.line(line.offset, line.text),),
-                tuple(_pin_fixes(case)),
-                weight=73,
+                (
+                    Repair(
+                        _(
+                            "look for a file `lock` below ~/.cache/torch_extensions and delete it when nobody builds"
+                        )
+                    ),
+                ),
+                weight=14,
             )
             return
+
+
+def _slow(case: _Case) -> Iterator[_Finding]:
+    """Complaints about speed, for a log whose end is not known."""
+    if case.outcome != "unknown":
+        return
+    pressure = case.of("pressure")
+    if sum(e.values["flushes"] for e in pressure) >= 2:
+        yield _Finding(
+            Named("DR108", "possible", _first_line(pressure[-1].text)),
+            tuple(case.line(e.offset, e.text) for e in pressure[-2:]),
+            tuple(repairs.of_cause("DR108", case.config, "")),
+            weight=11,
+        )
+    slow = [
+        e
+        for e in case.of("timers")
+        if e.values.get("step", 0.0) >= 1.0
+        and e.values["step"] > 5 * (e.values.get("fwd", 0.0) + e.values.get("bwd", 0.0)) > 0
+    ]
+    if slow and 2 * len(slow) > len(
+        [e for e in case.of("timers") if "step" in e.values and "fwd" in e.values]
+    ):
+        shown = slow[-1].values
+        yield _Finding(
+            Named(
+                "DR202",
+                "possible",
+                _("the optimizer step takes {step:.1f} s, forward and backward together {rest:.1f} s").format(
+                    step=shown["step"], rest=shown["fwd"] + shown["bwd"]
+                ),
+            ),
+            (case.line(slow[-1].offset, slow[-1].text),),
+            weight=10,
+        )
 
 
 # -- words -------------------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ KINDS = (
     "spawn",  # pid local_rank
     "killing",  # pid
     "rank_exit",  # pid code rank: a rank ended with this code (negative = signal)
+    "failed_rank",  # rank: torchrun's summary names the ranks that failed, the root cause last
     "rank_ok",  # pid
     "signal",  # the launcher was asked to end
     "ops",  # name done: a compiler builds or loaded an op
@@ -97,6 +98,12 @@ _PREFIX = re.compile(
     r"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)[,.]?(\d*)\] \[([A-Z]+)\] \[[^\]]*\] ?(?:\[Rank (\d+)\] )?"
 )
 _RANK = re.compile(r"^\[(?:default|rank|Rank )(\d+)\]:? ?(?:\[rank\d+\]:? ?)?")
+_STREAM = re.compile(
+    r"^(?:\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:?\d\d)? (?:std(?:out|err) [FP] )?|\d{1,4}: |"
+    r"\((?:[\w.]+ )?(?:rank=\d+,? ?)?pid=\d+(?:, ip=[\d.]+)?\) ?|[\w.-]{1,64} +\| |"
+    r"[\w.-]{1,64}: (?=\[\d{4}-\d\d-\d\d |\[rank|\[default|\{'|\s*\w*Traceback \(|MA \d|steps: |\d+%\|))+"
+)
+"""What srun, pdsh, Ray, docker and Kubernetes put before the lines of a process."""
 _STEP = re.compile(r"step=(\d+), skipped=(\d+), lr=\[(.*?)\], mom=\[(.*)\]")
 _THROUGHPUT = re.compile(
     r"micro_step=(\d+)/global_step=(\d+), RunningAvgSamplesPerSec=([\d.einf+-]+), CurrSamplesPerSec=([\d.einf+-]+)"
@@ -130,11 +137,17 @@ _HELD_OUT = re.compile(r"(?:eval|evaluation|val|valid|validation|test)[ /:-]*$",
 """Before ``loss``: it is not the training loss."""
 _OVERFLOW = re.compile(r"OVERFLOW!|Reducing dynamic loss scale|Current loss scale already at minimum")
 _SCALES = re.compile(r"(?:loss scale:? |from )([\d.e+]+),? ?(?:reducing )?to ([\d.e+]+)")
+_OOM = re.compile(
+    r"(?:CUDA|HIP|NPU) out of memory|OutOfMemoryError|Tried to allocate [\d.]+ [KMG]iB|CUBLAS_STATUS_ALLOC_FAILED"
+)
 _FLUSH = re.compile(r"(\d+) pytorch allocator cache flushes since last step")
 _SPAWN = re.compile(r"process (\d+) spawned with command: .*?'--local[-_]rank=(\d+)'")
 _SPAWNED = re.compile(r"process (\d+) spawned with command")
-_RETURN = re.compile(r"exits with return code = (-?\d+)")
+_RETURN = re.compile(r"return code = (-?\d+)")
 _LOCAL = re.compile(r"'--local[-_]rank=(\d+)'")
+_DIED = re.compile(r"died with <Signals\.SIG\w+: (\d+)>|terminated with signal SIG(KILL|SEGV|ABRT|BUS|TERM)")
+_SUMMARY_CODE = re.compile(r"^\s*exitcode\s*:\s*(-?\d+) \(pid: (\d+)\)")
+_SUMMARY_RANK = re.compile(r"^\s*rank\s*:\s*(\d+) \(local_rank: \d+\)")
 _SUCCESS = re.compile(r"Process (\d+) exits successfully")
 _KILLING = re.compile(r"Killing subprocess (\d+)")
 _ELASTIC = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
@@ -156,7 +169,12 @@ _COLLECTIVE = re.compile(
     r"ncclUnhandledCudaError|ncclInternalError|Some NCCL operations have failed or timed out|"
     r"Connection (?:closed by peer|reset by peer)|Gloo connectFullMesh failed|collective operation timeout"
 )
-_TRACEBACK = re.compile(r"Traceback \(most recent call last\):\s*$")
+_TRACEBACK = re.compile(r"^(.*?)(?:Original )?Traceback \(most recent call last\):\s*$")
+_BOXED = re.compile(r"^(.*?)[╭┌+][─-]+ Traceback \(most recent call last\) [─-]+[╮┐+]\s*$")
+"""Tracebacks as rich draws them: accelerate to 0.25, Lightning, typer."""
+_BOX_FRAME = re.compile(r"^[│|] (\S.*?):(\d+) in (\S+)")
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*(?:Z|[+-]\d\d:?\d\d)?")
+_IGNORED = re.compile(r"Exception ignored in")
 _FRAME = re.compile(r'^\s+File "(.*?)", line (\d+), in (.*)$')
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*)(?:: ?(.*))?$")
 _AFTER = re.compile(
@@ -168,8 +186,8 @@ _AFTER = re.compile(
 _TRIGGER = re.compile(
     r"step|loss|time \(ms\)|MA \d|\d%\||OVERFLOW|cache flushes|spawned|exits |Killing sub|exitcode|world_size=|extension|"
     r"built successfully|op: |^\[\d+/\d+\]|^ninja|oading|etching|DeepSpeed|ZeRO stage|is created|groups summary|"
-    r"TorchBackend|Running training|NCCL|nccl|Gloo|collective|Connection|Traceback|out of memory|OutOfMemory|SIGTERM|"
-    r"SIGINT|cmd = |iter",
+    r"Tried to allocate|ALLOC_FAILED|TorchBackend|Running training|NCCL|nccl|Gloo|collective|Connection|Traceback|out of memory|OutOfMemory|SIGTERM|"
+    r"SIGINT|cmd = |iter|return code|signal SIG|Signals\.SIG|^\s*rank +: |Exception ignored",
     re.IGNORECASE,
 )
 GB = 1 << 30
@@ -197,18 +215,25 @@ def _first(text: str) -> float | None:
 
 
 class _Trace:
-    """A traceback that is still being printed."""
+    """A traceback that is still being printed.
 
-    def __init__(self, start: int, rank: int | None) -> None:
+    ``tag``: what a launcher, scheduler or logger puts before each of its lines; times in it change from line to line.
+    """
+
+    def __init__(self, start: int, tag: str, boxed: bool = False) -> None:
         self.start = start
-        self.rank = rank
+        self.tag = tag
+        self.boxed = boxed
+        self.ignored = False
+        self.rank = _rank_of(tag)
+        self.prefix = _as_prefix(tag)
         self.frames: list[Frame] = []
         self.head: tuple[int, str, str] | None = None
         self.details: list[str] = []
         self.lines = 0
 
     def done(self) -> Failure | None:
-        if self.head is None:
+        if self.head is None or self.ignored:
             return None
         offset, kind, message = self.head
         while self.details and not self.details[-1].strip():
@@ -218,14 +243,28 @@ class _Trace:
         )
 
 
+def _rank_of(tag: str) -> int | None:
+    m = re.search(r"(?:rank|default|Rank |rank=)(\d+)\]?", tag) or re.match(r"^(\d{1,4}): ?$", tag)
+    return int(m.group(1)) if m else None
+
+
+def _as_prefix(tag: str) -> re.Pattern[str] | None:
+    if not tag.strip():
+        return None
+    parts = [re.escape(part) for part in _MOMENT.split(tag.rstrip())]
+    return re.compile(r"\d{4}-\d\d-\d\d\S*(?: \d\d:\S*?)?".join(parts) + " ?")
+
+
 class Parser:
-    """Lines in, events out. Keeps nothing but the tracebacks that are open, one a rank."""
+    """Lines in, events out. Keeps nothing but the tracebacks that are open, one for each source of lines."""
 
     MAX_DETAILS = 40
     MAX_LINES = 2000
 
     def __init__(self) -> None:
-        self._open: dict[int | None, _Trace] = {}
+        self._open: dict[str, _Trace] = {}
+        self._ignore = False
+        """The next traceback is one that Python printed and went on (``Exception ignored in``)."""
 
     def feed_all(self, lines: Iterable[Line]) -> list[Event]:
         events: list[Event] = []
@@ -247,7 +286,7 @@ class Parser:
 
     def finish(self) -> list[Event]:
         """Tracebacks that the end of the log closes."""
-        return [e for rank in list(self._open) for e in self._close(rank)]
+        return [e for tag in list(self._open) for e in self._close(tag)]
 
     def progress(self, line: Line) -> list[Event]:
         """What an unterminated line tells (a bar that is being drawn); opens and closes nothing."""
@@ -255,12 +294,50 @@ class Parser:
 
     # -- tracebacks ------------------------------------------------------------------------------------------------
 
-    def _close(self, rank: int | None) -> list[Event]:
-        trace = self._open.pop(rank)
+    def _close(self, tag: str) -> list[Event]:
+        trace = self._open.pop(tag)
         failure = trace.done()
         if failure is None:
             return []
         return [Event("error", failure.offset, {"failure": failure}, rank=failure.rank, text=failure.text)]
+
+    def _start(self, line: Line, text: str) -> list[Event] | None:
+        """Open the traceback that begins here; None when none does."""
+        if "Traceback (most recent call last)" not in text:
+            return None
+        m = _TRACEBACK.match(text)
+        boxed = None if m else _BOXED.match(text)
+        if m is None and boxed is None:
+            return None
+        tag = str((m or boxed).group(1))  # type: ignore[union-attr]
+        if "%|" in tag or len(tag) > 120:
+            tag = ""  # a bar that was being drawn
+        key = _MOMENT.sub("", tag).strip()
+        closed = self._close(key) if key in self._open else []
+        trace = _Trace(line.offset, tag, boxed is not None)
+        trace.ignored = self._ignore
+        self._ignore = False
+        self._open[key] = trace
+        return closed
+
+    def _owner(self, text: str) -> tuple[str, str] | None:
+        """Key of the open traceback that a line belongs to, and the line without its tag."""
+        best: tuple[int, str] | None = None
+        for key, trace in self._open.items():
+            m = trace.prefix.match(text) if trace.prefix else None
+            if m and (best is None or m.end() > best[0]):
+                best = (m.end(), key)
+        if best is not None:
+            return best[1], text[best[0] :]
+        if "" not in self._open and _FRAME.match(text):
+            # a logger's prefix stood before the first line only
+            fresh = next((k for k, t in self._open.items() if not t.frames and t.head is None), None)
+            if fresh is not None:
+                self._open[""] = self._open.pop(fresh)
+                self._open[""].prefix = None
+        if "" in self._open and not _RANK.match(text):
+            return "", text
+        return None
 
     def _in_traceback(self, line: Line) -> list[Event] | None:
         """None: the line belongs to an open traceback. Otherwise the tracebacks that it closed.
@@ -268,16 +345,21 @@ class Parser:
         torch prefixes a rank's lines with ``[rankN]:`` once the process group is up, so two ranks stay apart;
         before that their lines may interleave, and the first exception line is taken.
         """
-        m = _RANK.match(line.text)
-        rank = int(m.group(1)) if m else None
-        body = line.text[m.end() :] if m else line.text
-        trace = self._open.get(rank)
-        if trace is None:
+        text = clean(line.text) if "\x1b" in line.text else line.text
+        owned = self._owner(text)
+        if owned is None:
             return []
+        key, body = owned
+        trace = self._open[key]
         trace.lines += 1
-        if _TRACEBACK.search(body) or trace.lines > self.MAX_LINES:
-            return self._close(rank)
+        if trace.lines > self.MAX_LINES or "Traceback (most recent call last)" in body:
+            return self._close(key)
         if trace.head is None:
+            if trace.boxed and body[:1] in "│|╰└+":
+                boxed = _BOX_FRAME.match(body)
+                if boxed:
+                    trace.frames.append(Frame(boxed.group(1), int(boxed.group(2)), boxed.group(3)))
+                return None
             frame = _FRAME.match(body)
             if frame:
                 trace.frames.append(Frame(frame.group(1), int(frame.group(2)), frame.group(3)))
@@ -290,7 +372,7 @@ class Parser:
                 return None
             return []
         if len(trace.details) >= self.MAX_DETAILS or _AFTER.match(body) or _bar_like(body):
-            return self._close(rank)
+            return self._close(key)
         trace.details.append(clean(body))
         return None
 
@@ -298,21 +380,23 @@ class Parser:
 
     def _one(self, line: Line, raw: str) -> list[Event]:
         text = clean(raw)
+        opened = self._start(line, text)
+        if opened is not None:
+            return opened
         rank: int | None = None
         stamp: float | None = None
-        m = _PREFIX.match(text)
+        stream = _STREAM.match(text)
+        rest = text[stream.end() :] if stream else text
+        m = _PREFIX.match(rest)
         if m:
             stamp = _stamp(m.group(1), m.group(2))
             rank = int(m.group(4)) if m.group(4) else None
-            body = text[m.end() :]
         else:
-            m = _RANK.match(text)
+            m = _RANK.match(rest)
             rank = int(m.group(1)) if m else None
-            body = text[m.end() :] if m else text
-        if _TRACEBACK.search(body):
-            closed = self._close(rank) if rank in self._open else []
-            self._open[rank] = _Trace(line.offset, rank)
-            return closed
+        body = rest[m.end() :] if m else rest
+        if _IGNORED.search(body):
+            self._ignore = True
         found = self._read(line, body, text)
         if not found:
             return []
@@ -505,6 +589,14 @@ def _ops(m: re.Match[str], body: str) -> tuple[str, dict[str, Any]]:
     return "ops", {"name": name.rpartition(".")[2] if name else None, "done": done}
 
 
+def _signal(m: re.Match[str]) -> int:
+    return (
+        int(m.group(1))
+        if m.group(1)
+        else {"KILL": 9, "SEGV": 11, "ABRT": 6, "BUS": 7, "TERM": 15}[m.group(2)]
+    )
+
+
 def _spawn(m: re.Match[str], body: str) -> tuple[str, dict[str, Any]]:
     local = _LOCAL.search(body)
     return "spawn", {"pid": int(m.group(1)), "local_rank": int(local.group(1)) if local else None}
@@ -519,6 +611,9 @@ _SIMPLE: tuple[tuple[re.Pattern[str], Any], ...] = (
     (_FLUSH, lambda m, b: ("pressure", {"flushes": int(m.group(1))})),
     (_SPAWNED, _spawn),
     (_RETURN, _return),
+    (_SUMMARY_CODE, lambda m, b: ("rank_exit", {"code": int(m.group(1)), "rank": None, "pid": int(m.group(2))})),
+    (_SUMMARY_RANK, lambda m, b: ("failed_rank", {"rank": int(m.group(1))})),
+    (_DIED, lambda m, b: ("rank_exit", {"code": -_signal(m), "rank": None, "pid": None})),
     (_ELASTIC, lambda m, b: ("rank_exit", {"code": int(m.group(1)), "rank": int(m.group(2)), "pid": int(m.group(3))})),
     (_SUCCESS, lambda m, b: ("rank_ok", {"pid": int(m.group(1))})),
     (_KILLING, lambda m, b: ("killing", {"pid": int(m.group(1))})),
@@ -526,7 +621,7 @@ _SIMPLE: tuple[tuple[re.Pattern[str], Any], ...] = (
     (re.compile(r"^cmd = "), lambda m, b: ("command", {})),
     (re.compile(r"Main process received SIG(?:TERM|INT)"), lambda m, b: ("signal", {})),
     (_COLLECTIVE, lambda m, b: ("collective", {"timeout": "timeout" in b})),
-    (re.compile(r"CUDA out of memory|OutOfMemoryError"), lambda m, b: ("oom", {})),
+    (_OOM, lambda m, b: ("oom", {})),
     (_OPS, _ops),
     (_READY, lambda m, b: ("ready", {})),
     (_LOADING, lambda m, b: ("loading", {})),
