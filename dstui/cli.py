@@ -32,6 +32,7 @@ VERBS: dict[str, Verb] = {
     "diff": Verb("dstui.plain.diff", N_("difference of two configs in meaning")),
     "init": Verb("dstui.plain.init", N_("the wizard line by line, for scripts and screen readers")),
     "run": Verb("dstui.plain.run", N_("start a training run that outlives this terminal")),
+    "trial": Verb("dstui.plain.trial", N_("a few steps, measured beside what was predicted")),
     "runs": Verb("dstui.plain.runs", N_("list the runs")),
     "watch": Verb("dstui.plain.watch", N_("join a run")),
     "logs": Verb("dstui.plain.logs", N_("the output of a run")),
@@ -40,6 +41,7 @@ VERBS: dict[str, Verb] = {
     "report": Verb("dstui.plain.bundle", N_("pack a run into one file, without secrets")),
     "diagnose": Verb("dstui.plain.diagnose", N_("why a run failed")),
     "compare": Verb("dstui.plain.compare", N_("runs side by side: config, speed, memory, price")),
+    "ab": Verb("dstui.plain.ab", N_("two configs or two DeepSpeed releases against each other")),
     "demo": Verb("dstui.plain.demo", N_("train the bundled tiny GPT on this machine")),
     "where": Verb("dstui.plain.where", N_("the paths that dstui uses")),
 }

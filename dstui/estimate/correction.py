@@ -24,7 +24,7 @@ from dstui.estimate.subject import settings_class
 from dstui.i18n import _
 from dstui.units import GiB, MiB, gib
 
-SPREAD = {"allocated": 0.005, "reserved": 0.02, "overhead": 0.05, "host": 0.04}
+SPREAD = {"allocated": 0.005, "reserved": 0.02, "device": 0.02, "overhead": 0.05, "host": 0.04}
 """Relative half-width beyond the measurements: what a repetition of the same run moves."""
 _LEAST_OVERHEAD = 64 * MiB
 _INTERPRETER = GiB
@@ -45,11 +45,14 @@ class Record:
     """``settings_class`` of its settings."""
     summary: Mapping[str, Any]
     measured: Mapping[str, float | None]
-    """``allocated reserved overhead host pinned step_time``; None where it was not measured."""
+    """``allocated reserved device overhead host pinned step_time``; None where it was not measured."""
     predicted: Mapping[str, float | None]
     """The same, as that release of dstui predicted them without any correction."""
     phases: tuple[str, ...] = ()
     """Phases that were measured."""
+    seen: bool = False
+    """The probe saw rows and tokens of the batches, so the settings are those that really ran. Otherwise the data may
+    have been shorter than assumed: such a record raises a figure, or widens a range, and lowers nothing."""
 
     @property
     def ranks(self) -> int:
@@ -114,10 +117,12 @@ class Calibration:
         else:
             overhead = Range(max(0, before - width[0]), before, before + width[1])
         a, r = allocated or fit.allocated, reserved or fit.reserved
-        if allocated is None and reserved is None and not sizes:
-            return fit, []
         device = Range(r.low + overhead.low, r.expected + overhead.expected, r.high + overhead.high)
-        if allocated is not None or reserved is not None:
+        whole = None if reserved is not None else self._replaced(same, "device", device, 0)
+        if allocated is None and reserved is None and whole is None and not sizes:
+            return fit, []
+        device = whole or device
+        if allocated is not None or reserved is not None or whole is not None:
             parts = []
             if allocated is not None:
                 parts.append(
@@ -127,6 +132,8 @@ class Calibration:
                 parts.append(
                     _("reserved x{ratio:.3f}").format(ratio=reserved.expected / fit.reserved.expected)
                 )
+            if whole is not None:
+                parts.append(_("device x{ratio:.3f}").format(ratio=whole.expected / fit.device.expected))
             notes.append(_said(same[0], parts))
         if sizes:
             notes.append(
@@ -153,9 +160,9 @@ class Calibration:
             return fit, []
         moves = []
         for r in self.records:
-            measured, predicted = r.value("host"), r.predicted.get("host")
-            if r.dstui == self.dstui and not r.offloads and measured is not None and predicted:
-                each = (measured - int(predicted)) // max(1, r.ranks)
+            measured, thought = r.value("host"), r.predicted.get("host")
+            if r.dstui == self.dstui and not r.offloads and measured is not None and thought:
+                each = (measured - int(thought)) // max(1, r.ranks)
                 if abs(each) <= _INTERPRETER:
                     moves.append((each, r))
         if not moves:
@@ -175,15 +182,23 @@ class Calibration:
     @staticmethod
     def _replaced(same: Sequence[Record], what: str, predicted: Range, floor: int) -> Range | None:
         """The range of what was measured under the same settings; None without a measurement."""
-        values = [n for n in (r.value(what) for r in same) if n]
-        if not values:
+        measured = [(n, r.seen) for r in same if (n := r.value(what))]
+        if not measured:
             return None
         spread = SPREAD[what]
-        expected = max(*values, floor) if floor else max(values)
+        sure = [n for n, seen in measured if seen]
+        if not sure:
+            values = [n for n, _seen in measured]
+            return Range(
+                min(predicted.low, round(min(values) * (1 - spread))),
+                max(predicted.expected, *values),
+                max(predicted.high, round(max(values) * (1 + spread))),
+            )
+        expected = max(*sure, floor)
         high = round(expected * (1 + spread))
-        if floor > max(values):  # a phase that was predicted only keeps its doubt
+        if floor > max(sure):  # a phase that was predicted only keeps its doubt
             high = max(high, predicted.high)
-        return Range(round(min(values) * (1 - spread)), expected, high)
+        return Range(round(min(sure) * (1 - spread)), expected, high)
 
 
 def _unreached(fit: GpuFit, same: Sequence[Record]) -> int:

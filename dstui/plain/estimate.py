@@ -93,6 +93,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=None,
         help=_("expandable_segments:True (default: as in this environment)"),
     )
+    parser.add_argument(
+        "--no-calibration",
+        dest="calibration",
+        action="store_false",
+        help=_("leave out what runs of this model on this machine have measured"),
+    )
     parser.add_argument("--grid", action="store_true", help=_("every stage x offload cell"))
     parser.add_argument("--json", action="store_true", help=_("the answer as JSON"))
     parser.add_argument("--format", choices=("text", "json"), default=None, help=argparse.SUPPRESS)
@@ -107,8 +113,15 @@ def run(args: argparse.Namespace) -> int:
     if args.world_size is not None and args.world_size < 1:
         raise DstuiError(_("--world-size must be 1 or more"), _("leave it out to use every GPU"))
     as_json = args.json or args.format == "json"
+    known = None
+    if args.calibration:
+        from dstui.runs import calibration
+
+        known = calibration.load(facts, shape, release=release)
     if args.grid:
-        cells = grid(shape, training, config, facts, release=release, world_size=args.world_size)
+        cells = grid(
+            shape, training, config, facts, release=release, world_size=args.world_size, calibration=known
+        )
         if as_json:
             print(
                 json.dumps(
@@ -118,7 +131,9 @@ def run(args: argparse.Namespace) -> int:
         else:
             print("\n".join(_grid_lines(shape, facts, cells)))
         return _grid_code(cells)
-    answer = estimate(shape, training, config, facts, release=release, world_size=args.world_size)
+    answer = estimate(
+        shape, training, config, facts, release=release, world_size=args.world_size, calibration=known
+    )
     if as_json:
         print(
             json.dumps({"schema_version": SCHEMA_VERSION, **answer.to_json()}, indent=2, ensure_ascii=False)
@@ -243,7 +258,7 @@ def _part_name(part: str) -> str:
     return names.get(part, part)
 
 
-def _phase_name(phase: str) -> str:
+def phase_name(phase: str) -> str:
     names = {
         "load": _("load"),
         "init": _("init"),
@@ -280,7 +295,7 @@ def render(shape: ModelShape, facts: Facts, e: Estimate) -> list[str]:
         lines += _wrap(
             _("{where} decides, in the {phase} phase; the largest part: {part}").format(
                 where=_where_name(e.binds.where),
-                phase=_phase_name(e.binds.phase),
+                phase=phase_name(e.binds.phase),
                 part=_part_name(e.binds.part),
             )
         )
@@ -345,7 +360,7 @@ def _phase_table(e: Estimate) -> list[str]:
     head = (
         "  "
         + pad(_("GiB at the peak"), 17)
-        + "".join(pad(_phase_name(p.phase), 10, right=True) for p in phases)
+        + "".join(pad(phase_name(p.phase), 10, right=True) for p in phases)
     )
     rows = [head]
     for part in parts:

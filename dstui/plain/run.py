@@ -10,25 +10,40 @@ import time
 from typing import Any, Literal
 
 from dstui.errors import DstuiError, Exit
+from dstui.facts.model import Facts
 from dstui.i18n import _
 from dstui.runs import command as commands
 from dstui.runs import script as scripts
 from dstui.runs import store
 from dstui.runs.preflight import Problem, preflight
 from dstui.runs.spec import ENGINES, LAUNCHERS, RunSpec
-from dstui.runs.start import PreflightFailed, start
+from dstui.runs.start import start
 from dstui.runs.store import RunDir
+
+MEASURED_STEPS = 5
+"""Optimizer steps that a measured run or a trial takes unless told otherwise: the first makes the optimizer's states
+and warms caches, the second and third are like all later ones; two more show the spread of step times."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = _("dstui run [options] -- SCRIPT [ARGS]")
+    after = parser.add_mutually_exclusive_group()
+    after.add_argument("--wait", action="store_true", help=_("wait for the end; exit code 1 if it failed"))
+    after.add_argument("--watch", action="store_true", help=_("follow it here (Ctrl+C leaves it running)"))
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help=_("measure the first steps inside each rank, as a trial does, and go on"),
+    )
+    launch_options(parser)
+
+
+def launch_options(parser: argparse.ArgumentParser) -> None:
+    """What a run is started from; also of ``dstui trial``."""
     parser.epilog = _("In ARGS, {config} becomes the path of the run's own copy of the config.").replace(
         "%", "%%"
     )
     add_spec_options(parser)
-    after = parser.add_mutually_exclusive_group()
-    after.add_argument("--wait", action="store_true", help=_("wait for the end; exit code 1 if it failed"))
-    after.add_argument("--watch", action="store_true", help=_("follow it here (Ctrl+C leaves it running)"))
     parser.add_argument("--no-preflight", action="store_true", help=_("start without the checks"))
     parser.add_argument("--json", action="store_true", help=_("print the run as JSON"))
     add_command(parser)
@@ -99,7 +114,7 @@ def spec_of(args: argparse.Namespace) -> RunSpec:
     if words and words[0] == "--":
         words = words[1:]
     if not words:
-        raise DstuiError(_("no script given"), _("write: dstui run [options] -- SCRIPT [ARGS]"))
+        raise DstuiError(_("no script given"), _("write it at the end: -- SCRIPT [ARGS]"))
     env: dict[str, str] = {}
     for item in args.env:
         name, equals, value = item.partition("=")
@@ -133,6 +148,7 @@ def spec_of(args: argparse.Namespace) -> RunSpec:
         on_event=args.on_event,
         rank_logs=args.rank_logs,
         engine=args.engine or "plain",
+        measure=MEASURED_STEPS if getattr(args, "measure", False) else None,
     )
     if args.engine is None:
         path = commands.script_path(spec)
@@ -148,6 +164,12 @@ def run(args: argparse.Namespace) -> int:
 
     spec = spec_of(args)
     facts = detect(python=args.python, cwd=spec.cwd)
+    started = begin(spec, facts, args)
+    return Exit.CANNOT if started is None else announce(started, args)
+
+
+def begin(spec: RunSpec, facts: Facts, args: argparse.Namespace) -> RunDir | None:
+    """Preflight, then start; None when preflight refused, which was said. Also used by ``dstui trial``."""
     if not args.no_preflight:
         problems = preflight(spec, facts)
         show(problems)
@@ -156,13 +178,8 @@ def run(args: argparse.Namespace) -> int:
                 print(
                     json.dumps({"schema_version": 1, "run": None, "dir": None, "problems": as_json(problems)})
                 )
-            return Exit.CANNOT
-    try:
-        started = start(spec, facts, preflight=False)
-    except PreflightFailed as e:
-        show(e.problems)
-        return Exit.CANNOT
-    return announce(started, args)
+            return None
+    return start(spec, facts, preflight=False)
 
 
 def as_json(problems: tuple[Problem, ...]) -> list[dict[str, str]]:

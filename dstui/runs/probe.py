@@ -465,6 +465,7 @@ class Probe:
                 m[key] = None
         inner = getattr(engine, "basic_optimizer", None)
         m["optimizer"] = type(inner).__name__ if inner is not None else None
+        m["fused"] = bool(getattr(inner, "defaults", {}).get("fused"))
         groups = getattr(inner, "param_groups", None)
         m["param_groups"] = len(groups) if groups else None
         m["world_size"] = int(os.environ.get("WORLD_SIZE", "1"))

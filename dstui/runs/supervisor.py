@@ -792,6 +792,7 @@ class Supervisor:
         data["cause"] = self.cause(data)
         self.event("exit", outcome=outcome, code=data["code"], signal=data["signal"])
         self.write_exit(data)
+        self.settle()
         self.tell_end(data)
 
     def tell_end(self, data: dict[str, Any]) -> None:
@@ -872,6 +873,17 @@ class Supervisor:
             "checkpoint": found.checkpoint,
             "certainty": found.certainty,
         }
+
+    def settle(self) -> None:
+        """What was measured corrects the next estimate. The run is over and written down by now."""
+        if self.manifest.get("subject") is None and not (self.run.path / "probe").is_dir():
+            return
+        try:
+            from dstui.runs.trial import settle
+
+            settle(self.run)
+        except Exception:
+            traceback.print_exc()
 
     def is_launcher(self, w: Watched) -> bool:
         """The launcher or a process between it and a rank (DeepSpeed's ``launch``)."""
