@@ -220,6 +220,7 @@ def notes(found: Comparison) -> list[str]:
 
 def source_title(source: str) -> str:
     return {
+        "probe": _("measured inside the rank"),
         "stamps": _("times of DeepSpeed's step lines"),
         "script": _("as the script prints them"),
         "throughput": _("DeepSpeed's throughput timer"),

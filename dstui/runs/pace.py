@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import json
 import random
 import re
 import statistics
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dstui.runs.events import Event, Parser
 from dstui.runs.replay import ReplayView
@@ -23,9 +24,11 @@ from dstui.runs.samples import Sample, read_history
 from dstui.runs.state import Progress, batch_of, read_config, steps_asked
 from dstui.runs.store import RunDir
 from dstui.runs.tail import Tail, clean
+from dstui.runs.trial import FOLDER
 
-SOURCES = ("stamps", "script", "throughput", "timers", "bar", "trainer", "samples")
-"""``stamps``: DeepSpeed's step lines, to the millisecond, everything between two steps included. ``script``: what the
+SOURCES = ("probe", "stamps", "script", "throughput", "timers", "bar", "trainer", "samples")
+"""``probe``: measured from inside the rank (``dstui.runs.probe``), on the card's own clock where there is one, from the
+end of one step to the end of the next. ``stamps``: DeepSpeed's step lines, to the millisecond, everything between two steps included. ``script``: what the
 script says a step took. ``throughput``: CurrSamplesPerSec (utils/timer.py ThroughputTimer: forward to step, the device
 synchronised; the data between two steps is not in it). ``timers``: fwd + bwd + step of wall_clock_breakdown. ``bar``:
 tqdm's smoothed time. ``trainer``: the Trainer's last line, a mean over the whole run. ``samples``: which step the log or
@@ -75,6 +78,12 @@ class Pace:
     first_at: float | None
     """Epoch seconds of the first step, as precise as ``source``; the end of loading and building."""
     last_at: float | None
+    allocated: int | None
+    """Peak that torch allocated, of the worst rank, as the probe saw it."""
+    rss: int | None
+    """Sum of the ranks' peak RSS, as the probe saw it."""
+    total: int | None
+    """Optimizer steps done."""
     progress: Progress
 
     @property
@@ -152,12 +161,44 @@ class _Reader:
         self.timers: list[tuple[int, float]] = []
         self.operations: list[tuple[int, str, float]] = []
         self.summary: dict[str, float] = {}
+        self.probe_tokens: list[tuple[int, float]] = []
+        """Of rank 0 alone."""
+        self.allocated = self.rss = 0
         self.first: tuple[int, float] | None = None
         self.last: tuple[int, float] | None = None
         self._stamp: tuple[int, float] | None = None
         self._seen: int | None = None
         self._op: str | None = None
         self._in_summary = False
+
+    def probe(self, run: RunDir) -> None:
+        """What ``dstui.runs.probe`` wrote in each rank; nothing where the run has none."""
+        rss = 0
+        for path in sorted((run.path / FOLDER).glob("rank-*.jsonl")):
+            first, high = path.name == "rank-0.jsonl", 0
+            tail = Tail(path)
+            try:
+                while lines := tail.read():
+                    for line in lines:
+                        e = _record(line.text)
+                        high = max(high, int(e.get("rss_peak") or 0))
+                        self.allocated = max(self.allocated, int(e.get("allocated") or 0))
+                        if first and e.get("event") == "step":
+                            self._probed(e)
+            finally:
+                tail.close()
+            rss += high
+        self.rss = rss
+
+    def _probed(self, e: Mapping[str, Any]) -> None:
+        step, seconds = int(e["step"]), float(e["seconds"])
+        if step < 1 or seconds <= 0:
+            return
+        self.series["probe"].add(step, seconds)
+        if e.get("tokens"):
+            self.probe_tokens.append((step, float(e["tokens"]) / seconds))
+        self.first = self.first or (step, float(e["t"]))
+        self.last = (step, float(e["t"]))
 
     def line(self, text: str) -> None:
         """What ``deepspeed.comm`` prints: one line an operation (``verbose``), or the table of ``log_summary()``."""
@@ -194,8 +235,10 @@ class _Reader:
         if p.step and p.step != self._seen:
             self._seen = p.step
             at = e.time if e.time is not None else now
-            self.first = self.first or (p.step, at)
-            self.last = (p.step, at)
+            if self.first is None or at < self.first[1]:
+                self.first = (p.step, at)
+            if self.last is None or at > self.last[1]:
+                self.last = (p.step, at)
 
     def _step(self, e: Event) -> None:
         p, v = self.progress, e.values
@@ -205,7 +248,8 @@ class _Reader:
                 count = step - self._stamp[0]
                 self.series["stamps"].add(step, (e.time - self._stamp[1]) / count, count)
             self._stamp = (step, e.time)
-        step = p.step or 0
+        own = p.script_step if v.get("source") == "script" else v.get("step")
+        step = int(own if own is not None else p.step or 0)
         if v.get("step_time") is not None:
             self.series["script"].add(step, float(v["step_time"]))
         if v.get("loss") is not None and step:
@@ -223,9 +267,11 @@ def read(run: RunDir) -> Pace:
     end = float(ended or (samples[-1].t if samples else begin))
     progress = Progress(
         batch=batch_of(read_config(run.config_path), manifest.get("world_size")),
+        world=manifest.get("world_size"),
         total_hint=steps_asked(manifest.get("command") or ()),
     )
     reader = _Reader(progress, _Clock(samples, begin, end))
+    reader.probe(run)
     parser = Parser()
     tail = Tail(run.out_log)
     try:
@@ -250,11 +296,9 @@ def _conclude(run: RunDir, reader: _Reader) -> Pace:
         sampled = list(_by_samples(run))
         if sampled and reader.last is None:
             reader.first, reader.last = sampled[0], sampled[-1]
-            if progress.step is None:
-                progress.engine_step = sampled[-1][0]
         for step, seconds, count in _chunks(sampled):
             reader.series["samples"].add(step, seconds, count)
-    total = progress.step or 0
+    total = max(progress.step or 0, reader.last[0] if reader.last else 0)
     warmup = warmup_of(total)
     chosen, steps = _choose(reader, warmup)
     operations, share = _communication(reader, warmup, steps)
@@ -264,14 +308,33 @@ def _conclude(run: RunDir, reader: _Reader) -> Pace:
         warmup=warmup,
         steps=steps,
         losses=tuple(sorted(reader.losses.items())),
-        tokens=tuple(rate for step, rate in reader.tokens if step > warmup),
+        tokens=tuple(rate for step, rate in _tokens(reader) if step > warmup),
         reduction=_median([share for step, share in reader.timers if step > warmup]),
         communication=share,
         operations=operations,
         first_at=reader.first[1] if reader.first else None,
         last_at=reader.last[1] if reader.last else None,
+        allocated=reader.allocated or None,
+        rss=reader.rss or None,
+        total=total or None,
         progress=progress,
     )
+
+
+def _tokens(reader: _Reader) -> list[tuple[int, float]]:
+    """(step, tokens/s of all ranks): the script's own figures, else what the probe saw go into rank 0."""
+    if reader.tokens:
+        return reader.tokens
+    world = reader.progress.world
+    return [(step, rate * world) for step, rate in reader.probe_tokens] if world else []
+
+
+def _record(text: str) -> dict[str, Any]:
+    try:
+        data = json.loads(text)
+    except ValueError:
+        return {}
+    return data if isinstance(data, dict) else {}
 
 
 def _choose(reader: _Reader, warmup: int) -> tuple[str | None, tuple[Interval, ...]]:
