@@ -34,6 +34,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("language", str, "", ("", "en", "zh"), N_("language of the texts; empty: by the locale")),
     Setting("low", bool, False, (), N_("fewer bytes, for a slow line")),
     Setting("on_event", str, "", (), N_("shell command on a run's end, failure or stall; empty: none")),
+    Setting("notify", bool, True, (), N_("bell and notification when a watched run ends or stands still")),
     Setting("ascii", bool, False, (), N_("no character beyond ASCII in frames and graphs")),
 )
 _BY_KEY = {s.key: s for s in SETTINGS}

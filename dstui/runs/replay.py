@@ -34,6 +34,12 @@ class _Clock:
         self.at: float | None = None
         """Set: stands there."""
 
+    def go(self, speed: float) -> None:
+        """Another speed from now on; the time does not jump."""
+        self.begin = self()
+        self._start = time.monotonic()
+        self.speed = speed
+
     def __call__(self) -> float:
         if self.at is not None:
             return self.at
@@ -59,6 +65,20 @@ class ReplayView(RunView):
         self._time = _Clock(self._begin, speed)
         self._shown = 0
         super().__init__(run, clock=self._time)
+
+    @property
+    def speed(self) -> float:
+        return self._time.speed
+
+    def go(self, speed: float) -> None:
+        """Play on at another speed, between 1/8 and ``FASTEST``."""
+        self._time.go(max(0.125, min(FASTEST, speed)))
+
+    @property
+    def played(self) -> float:
+        """Share of the run that was shown, 0-1."""
+        length = self._end - self._begin
+        return max(0.0, min(1.0, (self._time() - self._begin) / length)) if length > 0 else 1.0
 
     @property
     def moments(self) -> list[float]:

@@ -17,7 +17,9 @@ def start(
 
     terminal.require_terminal()
     settings = Settings.load()
-    profile = terminal.profile(low or settings.get("low"), ascii_only=settings.get("ascii"))
+    profile = terminal.profile(
+        low or settings.get("low"), ascii_only=settings.get("ascii"), notify=settings.get("notify")
+    )
     terminal.prepare_environment(profile)
     from dstui.tui.entry import run_app
 

@@ -61,7 +61,7 @@ _KEY_NAMES = {
     "question_mark": "?", "left_square_bracket": "[", "right_square_bracket": "]", "slash": "/",
     "enter": "Enter", "space": "Space", "escape": "Esc", "tab": "Tab", "shift+tab": "S-Tab",
     "up": "Up", "down": "Down", "left": "Left", "right": "Right", "pageup": "PgUp", "pagedown": "PgDn",
-    "home": "Home", "end": "End", "delete": "Del", "backspace": "Backspace",
+    "plus": "+", "minus": "-", "equals_sign": "=", "home": "Home", "end": "End", "delete": "Del", "backspace": "Backspace",
 }  # fmt: skip
 
 
@@ -96,4 +96,7 @@ def help_rows(first: str = "") -> list[tuple[str, str, str]]:
                 rows.append((_(title), " ".join(key_name(k) for k in a.keys.split(",")), _(a.title)))
         if scope == "wizard":
             rows.append((_(title), "1 .. 9 0", _("step 1 to 10")))
+        if scope == "monitor":
+            rows.append((_(title), "1 .. 5", _("evidence of that lamp")))
+            rows.append((_(title), "1 .. 9", _("on the diagnosis page: make that change")))
     return rows

@@ -21,7 +21,7 @@ from dstui.tui import actions
 from dstui.tui.jobs import JobDone, Jobs
 from dstui.tui.lifeline import Lifeline
 from dstui.tui.screens.ask import Ask
-from dstui.tui.terminal import Profile
+from dstui.tui.terminal import Profile, notification
 from dstui.tui.typeahead import OrderedKeys
 
 if TYPE_CHECKING:
@@ -198,6 +198,12 @@ class DstuiApp(OrderedKeys):
             self.touched_runs.append(run_id)
         self.run_id = run_id
         self.switch_mode("monitor")
+
+    def notify_person(self, text: str) -> None:
+        """Ring the bell and hand ``text`` to the terminal's notifications, unless that is switched off."""
+        if self.profile.notify and self._driver is not None and not self.is_headless:
+            self._driver.write(notification(text))
+            self._driver.flush()
 
     def action_help(self) -> None:
         from dstui.tui.screens.help import HelpScreen

@@ -64,6 +64,8 @@ class Profile:
 
     unicode: bool = True
     low: bool = False
+    notify: bool = True
+    """Ring and notify when a watched run ends or stands still."""
 
     @property
     def glyphs(self) -> Glyphs:
@@ -106,7 +108,11 @@ def speaks_utf8(environ: Mapping[str, str]) -> bool:
 
 
 def profile(
-    low: bool = False, environ: Mapping[str, str] | None = None, *, ascii_only: bool = False
+    low: bool = False,
+    environ: Mapping[str, str] | None = None,
+    *,
+    ascii_only: bool = False,
+    notify: bool = True,
 ) -> Profile:
     """The profile for this terminal; ``DSTUI_ASCII=1`` and ``DSTUI_LOW=1`` (or ``--low``) force their half."""
     env = original_environment() if environ is None else environ
@@ -115,7 +121,25 @@ def profile(
         or env.get("DSTUI_ASCII") == "1"
         or (env.get("DSTUI_ASCII") != "0" and not speaks_utf8(env))
     )
-    return Profile(unicode=not ascii_only, low=low or env.get("DSTUI_LOW") == "1")
+    return Profile(unicode=not ascii_only, low=low or env.get("DSTUI_LOW") == "1", notify=notify)
+
+
+def notification(text: str, environ: Mapping[str, str] | None = None) -> str:
+    """BEL, and OSC 9 that many terminals show as a desktop notification; others ignore it.
+
+    tmux hands it on only inside its passthrough sequence, and drops that unless ``allow-passthrough`` is on; GNU
+    screen has a sequence of its own. The Linux console knows no OSC 9.
+    """
+    env = os.environ if environ is None else environ
+    if env.get("TERM", "").startswith("linux"):
+        return "\a"
+    shown = "".join(ch if ch.isprintable() else " " for ch in text)[:200]
+    sequence = f"\x1b]9;dstui: {shown}\a"
+    if env.get("TMUX"):
+        sequence = "\x1bPtmux;" + sequence.replace("\x1b", "\x1b\x1b") + "\x1b\\"
+    elif env.get("STY"):
+        sequence = f"\x1bP{sequence}\x1b\\"
+    return "\a" + sequence
 
 
 def require_terminal() -> None:

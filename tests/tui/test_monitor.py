@@ -212,7 +212,7 @@ async def test_views_of_a_living_run(make_app: MakeApp, size: tuple[int, int]) -
         assert "step 13 loss" in await until(walk, "following the end")
         await walk.press("o")
         await until(walk, "host RAM")
-        for view in ("log", "plan", "config", "overview"):
+        for view in ("health", "curves", "log", "plan", "config", "overview"):
             await walk.press("tab")
             assert monitor(walk).view_name == view
 

@@ -1,4 +1,4 @@
-"""The monitor of one run: overview, log, prediction beside measurement, config, diagnosis.
+"""The monitor of one run: overview, lamps, curves, log, prediction beside measurement, config, diagnosis.
 
 A thread polls the run (``RunView``) and hands over one frozen Snapshot a tick; the screen turns it into lines,
 of which only those that differ are painted. Nothing here reads a file on the event loop, and nothing that the
@@ -12,15 +12,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import BindingType
+from textual.events import Key
 from textual.screen import ModalScreen
 
 from dstui.errors import DstuiError
 from dstui.i18n import N_, _
+from dstui.runs.causes import CHECKPOINTS
 from dstui.runs.diagnose import Diagnosis
+from dstui.runs.repairs import Repair
 from dstui.runs.view import RunView, Snapshot
 from dstui.tui import actions
 from dstui.tui.actions import Action
@@ -30,9 +33,15 @@ from dstui.tui.screens.base import BaseScreen
 from dstui.tui.screens.prompt import Prompt
 from dstui.tui.text import BLANK, Line, line, wrapped
 from dstui.tui.widgets import runpages
+from dstui.tui.widgets.curves import CurvesPage
 from dstui.tui.widgets.dashboard import asleep, guarded, overview, state_word
+from dstui.tui.widgets.health import health_page
 from dstui.tui.widgets.lines import LineView
 from dstui.tui.widgets.logview import LogView
+
+if TYPE_CHECKING:
+    from dstui.runs.rerun import Change
+    from dstui.runs.stacks import Stacks
 
 actions.register(
     "monitor",
@@ -41,10 +50,20 @@ actions.register(
         Action("monitor", "next_view", "tab,v", N_("next view")),
         Action("monitor", "previous_view", "shift+tab", N_("previous view")),
         Action("monitor", "overview", "o", N_("overview")),
+        Action("monitor", "health", "k", N_("five lamps and the alerts, with their evidence")),
+        Action("monitor", "curves", "m", N_("curves: loss, lr, gradient norm, step time, speed")),
         Action("monitor", "log", "l", N_("the log: follow, scroll, search")),
         Action("monitor", "plan", "p", N_("prediction beside measurement")),
         Action("monitor", "config", "c", N_("the run's config")),
         Action("monitor", "diagnosis", "d", N_("diagnosis: cause, evidence, what to change")),
+        Action("monitor", "stacks", "y", N_("what every rank does now (py-spy)")),
+        Action("monitor", "replay", "r", N_("play the run back; in a replay: from its beginning")),
+        Action("monitor", "faster", "plus,equals_sign", N_("replay: twice as fast")),
+        Action("monitor", "slower", "minus", N_("replay: half as fast")),
+        Action("monitor", "apply", "enter", N_("a change is shown: start a new run with it")),
+        Action(
+            "monitor", "write_source", "w", N_("a change is shown: write it into your file as well (asks)")
+        ),
         Action("monitor", "stop", "s", N_("stop the run and all its ranks (asks)")),
         Action("monitor", "stop_now", "S", N_("stop it at once (asks)")),
         Action("monitor", "back", "escape,left_square_bracket", N_("overview; from there the list of runs")),
@@ -60,13 +79,22 @@ actions.register(
 
 VIEWS: dict[str, str] = {
     "overview": N_("overview"),
+    "health": N_("lamps"),
+    "curves": N_("curves"),
     "log": N_("log"),
     "plan": N_("plan"),
     "config": N_("config"),
     "diagnosis": N_("diagnosis"),
+    "stacks": N_("stacks"),
+    "change": N_("change"),
 }
+CYCLE = ("overview", "health", "curves", "log", "plan", "config", "diagnosis")
+"""Views that Tab goes through; the others are opened by what they show."""
 OVER_TICK = 5.0
-"""Seconds between two looks at a run that has ended or cannot be read."""
+"""Seconds between two looks at a run that has ended, cannot be read, or is not what the screen shows."""
+
+REPLAY_SPEED = 10.0
+_DIGITS = frozenset("123456789")
 
 
 @dataclass(frozen=True)
@@ -78,6 +106,10 @@ class Look:
     config: str | None = None
     log: Path = Path()
     config_path: str = ""
+    speed: float | None = None
+    """Of a replay."""
+    played: float = 1.0
+    """Share of a replay that was shown."""
 
 
 class _Reader:
@@ -88,9 +120,11 @@ class _Reader:
         self._view: RunView | None = None
         self._manifest: Mapping[str, Any] = {}
         self._config: str | None = None
+        self.speed: float | None = None
+        """Asked for by a key, in a replay."""
 
     def take(self) -> Look:
-        from dstui.runs.replay import open_view
+        from dstui.runs.replay import ReplayView, open_view
 
         if self._view is None:
             self._view = open_view(self._run_id)
@@ -100,6 +134,12 @@ class _Reader:
                 _("run {id} is gone: its directory was removed").format(id=run.id),
                 _("^R lists the runs that are there"),
             )
+        speed, played = None, 1.0
+        if isinstance(self._view, ReplayView):
+            if self.speed is not None:
+                self._view.go(self.speed)
+                self.speed = None
+            speed, played = self._view.speed, self._view.played
         shot = self._view.poll()
         if not self._manifest:
             try:
@@ -107,7 +147,7 @@ class _Reader:
             except OSError:
                 self._config = None
             self._manifest = run.manifest
-        return Look(shot, self._manifest, self._config, run.out_log, str(run.config_path))
+        return Look(shot, self._manifest, self._config, run.out_log, str(run.config_path), speed, played)
 
     def close(self) -> None:
         if self._view is not None:
@@ -134,6 +174,13 @@ class MonitorScreen(BaseScreen):
         self._backwards = False
         self._asleep_since: float | None = None
         self._note = ""
+        self._reader: _Reader | None = None
+        self._curves = CurvesPage()
+        self._lamp: int | None = None
+        self._stacks: Stacks | None = None
+        self._change: Change | None = None
+        self._fix: Repair | None = None
+        self._starting = False
 
     def compose_body(self) -> ComposeResult:
         yield LineView(id="board")
@@ -165,13 +212,19 @@ class MonitorScreen(BaseScreen):
     def on_screen_suspend(self) -> None:
         self.call_later(self._pause_unless_visible)
 
+    @property
+    def _shown(self) -> bool:
+        return self.is_current or isinstance(self.app.screen, ModalScreen)
+
     def _pause_unless_visible(self) -> None:
-        if self._poller is not None and not self.is_current and not isinstance(self.app.screen, ModalScreen):
+        """A run that has ended needs no looks; one that goes on is still announced when it ends."""
+        if self._poller is not None and not self._shown and (self.shot is None or self.shot.over):
             self._poller.pause()
 
     def on_screen_resume(self) -> None:
         if self._poller is not None:
             self._poller.resume()
+            self._poller.poke()
         self.call_after_refresh(self.redraw)
 
     def _run_changed(self, run_id: str | None) -> None:
@@ -181,9 +234,11 @@ class MonitorScreen(BaseScreen):
         if self._poller is not None:
             self._poller.stop()
         self._look = self._problem = self._diagnosis = self._diagnosed = self._asleep_since = None
+        self._stacks = self._change = self._fix = self._lamp = None
         self._note = ""
+        self._curves.reset()
         self._show_view("overview")
-        reader = _Reader(run_id)
+        reader = self._reader = _Reader(run_id)
         self._poller = Poller(
             self.app,
             reader.take,
@@ -197,7 +252,7 @@ class MonitorScreen(BaseScreen):
 
     def _interval(self) -> float:
         shot = self.shot
-        if self._problem is not None or (shot is not None and shot.over):
+        if self._problem is not None or (shot is not None and shot.over) or not self._shown:
             return OVER_TICK
         return self.dstui.profile.tick
 
@@ -208,9 +263,32 @@ class MonitorScreen(BaseScreen):
         elif self._asleep_since is None:
             self._asleep_since = time.monotonic()
         cured, self._problem = self._problem is not None, None
+        self._announce(before, look)
+        if not self._shown:
+            self._pause_unless_visible()
+            return
+        if before is not None and (before.speed, round(before.played, 2)) != (
+            look.speed,
+            round(look.played, 2),
+        ):
+            self._draw_frame()
         if before is None or cured or before.shot.state != look.shot.state:
             self._draw_frame()
         self._draw_view(changed=before is None or cured or before.shot != look.shot)
+
+    def _announce(self, before: Look | None, look: Look) -> None:
+        """Ring and notify when a run that was watched alive ends or stands still."""
+        if before is None or look.speed is not None or before.shot.state == look.shot.state:
+            return
+        shot = look.shot
+        if before.shot.over or not (shot.over or shot.state == "stalled"):
+            return
+        _letter, word, _role = state_word(shot.state)
+        reason = shot.stall.text if shot.stall is not None else ""
+        if shot.ending is not None and shot.ending.cause_name:
+            reason = f"{shot.ending.cause} {shot.ending.cause_name}"
+        text = _("run {name}: {state}").format(name=shot.name or shot.id, state=word)
+        self.dstui.notify_person(f"{text} {reason}".strip())
 
     def _failed(self, error: Exception) -> None:
         if isinstance(error, DstuiError):
@@ -254,6 +332,12 @@ class MonitorScreen(BaseScreen):
                 facts.append(f"ZeRO {shot.stage}")
             if shot.world_size:
                 facts.append(_("{n} ranks").format(n=shot.world_size))
+            if self._look is not None and self._look.speed is not None:
+                facts.append(
+                    _("replay x{speed:g} {share} %").format(
+                        speed=self._look.speed, share=int(100 * self._look.played)
+                    )
+                )
             facts.append(_(VIEWS[self._at]))
             right = "  ".join(facts)
         self.set_title(name or _("monitor"), right)
@@ -265,7 +349,18 @@ class MonitorScreen(BaseScreen):
         if self._at == "log":
             keys = [("/", _("search")), ("n/N", _("next")), ("f", _("follow")), ("Left/Right", _("sideways"))]
             return [*keys, ("o", _("overview")), ("Tab", _("views"))]
-        keys = [("l", _("log")), ("p", _("plan")), ("c", _("config"))]
+        if self._at == "change":
+            keys = [("Enter", _("start a new run with it"))]
+            if self._change is not None and self._change.source:
+                keys.append(("w", _("write my file")))
+            return [*keys, ("d", _("diagnosis"))]
+        keys = [("k", _("lamps")), ("m", _("curves")), ("l", _("log")), ("p", _("plan"))]
+        if self._look is not None and self._look.speed is not None:
+            keys = [("+/-", _("speed")), ("r", _("again")), *keys[:3]]
+        if self._at == "diagnosis" and self._diagnosis is not None and self._diagnosis.fixes:
+            keys = [("1-9", _("make that change")), *keys[2:3]]
+        if self._at == "stacks":
+            keys = [("y", _("look again")), *keys[2:3]]
         if shot is not None and (shot.over or shot.state == "stalled"):
             keys.append(("d", _("diagnosis")))
         if self._at != "overview":
@@ -298,6 +393,9 @@ class MonitorScreen(BaseScreen):
         elif self._at == "log":
             if changed:
                 self.log_view.open(self._look.log)
+        elif self._at == "curves":
+            if changed:
+                self._draw_curves(self._look.shot)
         elif changed:
             self._draw_page(self._look)
 
@@ -325,6 +423,12 @@ class MonitorScreen(BaseScreen):
         idle = 0.0 if self._asleep_since is None else time.monotonic() - self._asleep_since
         view.show(guarded(lambda: overview(shot, size.width, size.height, g, now, idle)))
 
+    def _draw_curves(self, shot: Snapshot) -> None:
+        view = self.view("board")
+        if view.size:
+            size, g = view.size, self.glyphs
+            view.show(guarded(lambda: self._curves.rows(shot, size.width, size.height, g)))
+
     def _draw_page(self, look: Look) -> None:
         view = self.view("page")
         if not view.size:
@@ -335,6 +439,12 @@ class MonitorScreen(BaseScreen):
             rows = guarded(lambda: runpages.plan_page(look.shot, look.manifest, cells, g))
         elif self._at == "config":
             rows = runpages.config_page(look.config, look.manifest, look.config_path, cells, g)
+        elif self._at == "health":
+            rows = guarded(lambda: health_page(look.shot, cells, g, self._lamp))
+        elif self._at == "stacks":
+            rows = runpages.stacks_page(self._stacks, cells, g)
+        elif self._at == "change":
+            rows = runpages.change_page(self._change, self._fix, cells, g)
         else:
             self._diagnose(look)
             found = self._diagnosis
@@ -360,7 +470,7 @@ class MonitorScreen(BaseScreen):
         def done(found: Diagnosis) -> None:
             if run_id == self._watched:
                 self._diagnosis = found
-                self._draw_view(changed=True)
+                self.redraw()
 
         self.dstui.jobs.run("diagnose", work, done)
 
@@ -374,17 +484,21 @@ class MonitorScreen(BaseScreen):
             self._diagnosed = None  # asked anew each time the page is opened
         self._at = name
         self.set_class(name == "log", "-log")
-        self.set_class(name in ("plan", "config", "diagnosis"), "-page")
+        self.set_class(name not in ("overview", "curves", "log"), "-page")
+        if name == "curves":
+            self._curves.reset()
+        if name != "health":
+            self._lamp = None
         if name == "log":
             self.set_focus(self.log_view)
-        elif name == "overview":
+        elif name in ("overview", "curves"):
             self.set_focus(None)
         else:
             self.set_focus(self.view("page"))
         self.call_after_refresh(self.redraw)
 
     def _turn(self, delta: int) -> None:
-        names = [n for n in VIEWS if n != "diagnosis" or (self.shot is not None and self.shot.over)]
+        names = [n for n in CYCLE if n != "diagnosis" or (self.shot is not None and self.shot.over)]
         at = names.index(self._at) if self._at in names else 0
         self._show_view(names[(at + delta) % len(names)])
 
@@ -400,6 +514,12 @@ class MonitorScreen(BaseScreen):
     def action_log(self) -> None:
         self._show_view("overview" if self._at == "log" else "log")
 
+    def action_health(self) -> None:
+        self._show_view("overview" if self._at == "health" else "health")
+
+    def action_curves(self) -> None:
+        self._show_view("overview" if self._at == "curves" else "curves")
+
     def action_plan(self) -> None:
         self._show_view("plan")
 
@@ -413,10 +533,167 @@ class MonitorScreen(BaseScreen):
         if self._at == "overview":
             self.dstui.action_runs()
         else:
-            self._show_view("overview")
+            self._show_view("diagnosis" if self._at == "change" else "overview")
+
+    def on_key(self, event: Key) -> None:
+        """A digit: the change of that number on the diagnosis page, elsewhere the lamp."""
+        if event.key not in _DIGITS:
+            return
+        event.stop()
+        n = int(event.key)
+        if self._at in ("diagnosis", "change"):
+            self._show_change(n)
+        elif n <= len(CHECKPOINTS):
+            self._show_view("health")
+            self._lamp = n
+
+    def _tell(self, text: str) -> None:
+        self._note = text
+        self._draw_message()
+
+    # ---- replay
+
+    def action_replay(self) -> None:
+        look = self._look
+        if look is None or not look.shot.path:
+            return
+        from dstui.runs.replay import reference
+        from dstui.runs.store import RunDir
+
+        if not look.shot.over and look.speed is None:
+            self._tell(_("the run goes on: it can be played back once it has ended"))
+            return
+        speed = look.speed or REPLAY_SPEED
+        wanted = reference(RunDir(Path(look.shot.path)), speed)
+        if wanted == self._watched:
+            self._watched = None
+            self._run_changed(wanted)
+        else:
+            self.dstui.open_run(wanted)
+
+    def action_faster(self) -> None:
+        self._change_speed(2.0)
+
+    def action_slower(self) -> None:
+        self._change_speed(0.5)
+
+    def _change_speed(self, factor: float) -> None:
+        if self._reader is None or self._look is None or self._look.speed is None:
+            return
+        self._reader.speed = (self._reader.speed or self._look.speed) * factor
+        if self._poller is not None:
+            self._poller.poke()
+
+    # ---- stacks of the ranks
+
+    def action_stacks(self) -> None:
+        look, run_id = self._look, self._watched or ""
+        if look is None:
+            return
+        if look.speed is not None or look.shot.over:
+            self._tell(_("no rank is alive: there is nothing to look at"))
+            return
+        ranks = [(r.rank, r.pid) for r in look.shot.ranks if r.pid is not None]
+        self._stacks = None
+        self._show_view("stacks")
+
+        def work() -> Stacks:
+            from dstui.runs.stacks import dump
+            from dstui.runs.store import find_run
+
+            return dump(find_run(run_id), look.manifest, ranks)
+
+        def done(found: Stacks) -> None:
+            if run_id == self._watched:
+                self._stacks = found
+                self.redraw()
+
+        self.dstui.jobs.run("stacks", work, done)
+
+    # ---- a fix becomes a run
+
+    def _show_change(self, n: int) -> None:
+        found, run_id = self._diagnosis, self._watched or ""
+        if found is None or n > len(found.fixes):
+            return
+        fix = found.fixes[n - 1]
+        if not fix.edits:
+            self._tell(_("change {n} is not one of the config: it is yours to make").format(n=n))
+            return
+        self._fix, self._change = fix, None
+        self._show_view("change")
+
+        def work() -> Change:
+            from dstui.runs.replay import run_of
+            from dstui.runs.rerun import change
+
+            return change(run_of(run_id), fix.edits)
+
+        def done(made: Change) -> None:
+            if run_id == self._watched and fix is self._fix:
+                self._change = made
+                self.redraw()
+
+        def failed(error: BaseException) -> None:
+            self._show_view("diagnosis")
+            self.dstui.fail(error)
+
+        self.dstui.jobs.run("change", work, done, failed)
+
+    def action_apply(self) -> None:
+        """Start a run with the change that is shown, and watch it."""
+        made = self._change
+        if self._at != "change" or made is None or self._starting:
+            return
+        facts, manifest = self.dstui.facts, self._look.manifest if self._look else {}
+        self._starting = True
+        self._tell(_("starting the run ..."))
+
+        def work() -> str:
+            from dstui.runs.rerun import facts_of, launch
+
+            return launch(made, facts if facts is not None else facts_of(manifest)).id
+
+        def done(run_id: str) -> None:
+            self._starting = False
+            self._tell("")
+            self.dstui.open_run(run_id)
+
+        def failed(error: BaseException) -> None:
+            self._starting = False
+            self._tell("")
+            self.dstui.fail(error)
+
+        self.dstui.jobs.run("rerun", work, done, failed)
+
+    def action_write_source(self) -> None:
+        made = self._change
+        if self._at != "change" or made is None:
+            return
+        if made.source is None:
+            self._tell(_("the config came from no file of yours"))
+            return
+        question = _("Write the change into {path}?").format(path=made.source)
+        detail = _("Its text as it is now is kept beside it as .bak; comments and order stay.")
+        self.app.push_screen(
+            Ask(question, [("w", _("write it"))], detail), partial(self._write_answered, made)
+        )
+
+    def _write_answered(self, made: Change, answer: str | None) -> None:
+        if answer != "w":
+            return
+
+        def work() -> Path:
+            from dstui.runs.rerun import write_source
+
+            return write_source(made)
+
+        self.dstui.jobs.run(
+            "write-source", work, lambda path: self._tell(_("written: {path}").format(path=path))
+        )
 
     def _scroller(self) -> LineView | None:
-        if self._at == "overview":
+        if self._at in ("overview", "curves"):
             return None
         return self.log_view if self._at == "log" else self.view("page")
 

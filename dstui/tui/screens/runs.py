@@ -20,6 +20,7 @@ from textual.screen import ModalScreen
 from dstui.errors import DstuiError
 from dstui.i18n import N_, _, ngettext
 from dstui.runs import store
+from dstui.runs.replay import reference
 from dstui.runs.store import RunDir
 from dstui.runs.view import RunView, Snapshot
 from dstui.tui import actions
@@ -44,6 +45,7 @@ actions.register(
         Action("runs", "forget", "x,delete", N_("forget an ended run: delete its directory (asks)")),
         Action("runs", "open_config", "o", N_("open its config in the wizard")),
         Action("runs", "log", "l", N_("watch the run's log")),
+        Action("runs", "replay", "r", N_("play the run back, ten times as fast")),
         Action("runs", "back", "escape,left,left_square_bracket", N_("start")),
     ],
 )
@@ -52,6 +54,7 @@ LIVE = ("starting", "running", "stalled")
 VIEWS_AT_ONCE = 40
 """Runs whose step and loss are read in one tick."""
 TICK = 2.0
+REPLAY_SPEED = 10.0
 
 
 @dataclass(frozen=True)
@@ -232,7 +235,7 @@ class RunsScreen(BaseScreen):
         if entry is None:
             return [("Left", _("start"))]
         keys = [("Enter", _("watch")), ("l", _("log")), ("o", _("config in the wizard"))]
-        keys.append(("s", _("stop")) if entry.state in LIVE else ("x", _("forget")))
+        keys += [("s", _("stop"))] if entry.state in LIVE else [("r", _("replay")), ("x", _("forget"))]
         return [*keys, ("Left", _("start"))]
 
     def _draw(self) -> None:
@@ -351,6 +354,10 @@ class RunsScreen(BaseScreen):
 
         self.app.call_after_refresh(show)
 
+    def action_replay(self) -> None:
+        if self.entry is not None and not self.entry.problem:
+            self.dstui.open_run(reference(store.find_run(self.entry.id), REPLAY_SPEED))
+
     def action_back(self) -> None:
         self.app.switch_mode("start")
 
@@ -423,19 +430,9 @@ def run_config(run: RunDir, cwd: Path) -> Any:
     """The run's config as a Document: the file it was made from where that is still there, else the run's copy
     under the name of a new file in ``cwd`` (the copy itself is never written to). Raises DstuiError."""
     from dstui.config.document import Document, read
+    from dstui.runs.rerun import own_config
 
     source = (run.manifest.get("config") or {}).get("source")
     if source and Path(str(source)).is_file():
         return read(str(source))
-    try:
-        text = run.config_path.read_bytes()
-    except OSError as e:
-        raise DstuiError(
-            _("run {id} has no config: {cause}").format(id=run.id, cause=e.strerror or e),
-            _("it was started without one"),
-        ) from e
-    document = Document.parse(text, str(cwd / "ds_config.json"))
-    monitor = document.data.get("csv_monitor")
-    if isinstance(monitor, dict) and monitor.get("output_path") == str(run.metrics_dir):
-        return document.edited([{"op": "remove", "path": "/csv_monitor"}])  # ours, for that run only
-    return document
+    return Document.parse(own_config(run).text, str(cwd / "ds_config.json"))

@@ -16,6 +16,7 @@ from dstui.runs.state import Phase
 from dstui.runs.view import Comparison, Curve, GpuRow, RankRow, Snapshot
 from dstui.tui.terminal import Glyphs
 from dstui.tui.text import BLANK, Line, Span, clip, clip_line, columns, line, line_width, pad, width, wrapped
+from dstui.tui.widgets.health import CHECKPOINT_NAMES, alert_rows, lamp_row
 from dstui.tui.widgets.spark import chart, spark
 from dstui.units import GiB, duration, gib
 
@@ -45,8 +46,6 @@ PHASE_NOTES: dict[str, str] = {
     ),
     "first-step": N_("the first step is slow: memory is reserved, kernels are tuned, pages are pinned"),
 }
-CHECKPOINT_NAMES = (N_("stage"), N_("offload"), N_("accum"), N_("host"), N_("comm"))
-"""The five checkpoints, short enough for one row; in full: ``dstui.runs.causes.CHECKPOINTS``."""
 COMPARED: dict[str, str] = {
     "allocated": N_("allocated"),
     "reserved": N_("reserved"),
@@ -55,7 +54,7 @@ COMPARED: dict[str, str] = {
 }
 IDLE_CORES, IDLE_SECONDS = 0.05, 60.0
 """Before step 1: ranks that all use less than this, for longer than this, are said to wait."""
-LOG_ROWS = 3
+LOG_ROWS = 1
 """Rows of the log's tail that the overview keeps free when it is full."""
 
 
@@ -70,10 +69,16 @@ def overview(
 ) -> list[Line]:
     """The whole overview in at most ``height`` rows of ``cells`` cells. ``idle_for``: see ``phase_rows``."""
     blocks: list[tuple[str, list[Line]]] = [("", _status(shot, cells, g, now))]
+    # a stall is said by the status itself
+    alerts = alert_rows([a for a in shot.alerts if a.kind != "stall"], cells, g)
+    if alerts:
+        blocks.append(("", alerts))
     if shot.over:
         blocks.append(("", ending_rows(shot, cells, g)))
     elif shot.phase is not None:
         blocks.append(("", phase_rows(shot.phase, cells, g, now, idle_for)))
+    if shot.lamps and not shot.over:
+        blocks.append(("", [lamp_row(shot.lamps, g)]))
     metrics = _metrics(shot, cells, g)
     if metrics:
         blocks.append((_("training"), metrics))
@@ -248,9 +253,9 @@ def _metrics(shot: Snapshot, cells: int, g: Glyphs) -> list[Line]:
     each = "?" if shot.step_time is None else _("{x:.3g} s").format(x=shot.step_time)
     speed = ""
     if shot.tokens_per_second:
-        speed = _("{x} tokens/s").format(x=_short(shot.tokens_per_second))
+        speed = _("{x} tokens/s").format(x=short(shot.tokens_per_second))
     elif shot.samples_per_second:
-        speed = _("{x} samples/s").format(x=_short(shot.samples_per_second))
+        speed = _("{x} samples/s").format(x=short(shot.samples_per_second))
     use = shot.utilisation[-1][1] if shot.utilisation and not shot.over else None
     used = "" if shot.over else "?" if use is None else _percent(use)
     on = _("GPU use") if shot.gpus else _("CPU use")
@@ -336,7 +341,7 @@ def loss_chart(curve: Curve, cells: int, rows: int, g: Glyphs) -> list[Line]:
     return out
 
 
-def _short(n: float) -> str:
+def short(n: float) -> str:
     for size, suffix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if n >= size:
             return f"{n / (1e3 if suffix == 'k' else size):.3g}{suffix}"

@@ -9,9 +9,12 @@ from typing import Any
 from dstui.i18n import _
 from dstui.runs.causes import BY_CODE, CHECKPOINTS
 from dstui.runs.diagnose import Diagnosis
+from dstui.runs.repairs import Repair
+from dstui.runs.rerun import Change
+from dstui.runs.stacks import Stacks
 from dstui.runs.view import Comparison, Snapshot
 from dstui.tui.terminal import Glyphs
-from dstui.tui.text import BLANK, Line, line, pad, width, wrapped
+from dstui.tui.text import BLANK, Line, clip, line, pad, width, wrapped
 from dstui.tui.widgets.dashboard import (
     COMPARED,
     before_peak,
@@ -23,7 +26,7 @@ from dstui.tui.widgets.dashboard import (
     rule,
     state_word,
 )
-from dstui.tui.widgets.panel import PARTS, PHASE_NAMES, json_lines
+from dstui.tui.widgets.panel import PARTS, PHASE_NAMES, diff_lines, json_lines
 from dstui.units import gib
 
 
@@ -156,6 +159,56 @@ def config_page(
     if text is None:
         return [*rows, line((" " + _("this run has no DeepSpeed config"), "dim"))]
     return rows + [line(" ", *r) for r in json_lines(text, cells - 2, g)]
+
+
+def stacks_page(found: Stacks | None, cells: int, g: Glyphs) -> list[Line]:
+    """What each rank does, its threads with the innermost frame first; why it cannot be seen, and the command."""
+    if found is None:
+        return [line((" " + _("py-spy looks at every rank ..."), "dim"))]
+    rows: list[Line] = []
+    if found.problem:
+        rows += wrapped(found.problem, cells - 2, "warn", " ", cut=g.cut)
+        rows += wrapped(found.hint, cells - 2, "", " ", cut=g.cut) if found.hint else []
+    for r in found.ranks:
+        rows.append(rule(_("rank {n}, pid {pid}").format(n=r.rank, pid=r.pid), cells, g))
+        if r.problem:
+            rows += wrapped(r.problem, cells - 2, "warn", " ", cut=g.cut)
+            rows += wrapped(_("by hand: {command}").format(command=r.command), cells - 2, "", " ", cut=g.cut)
+        for text in r.text.splitlines():
+            head = text.startswith("Thread ")
+            rows.append(line((" " + clip(text, cells - 3, g.cut), "strong" if head else "")))
+        rows.append(BLANK)
+    return rows
+
+
+def change_page(made: Change | None, fix: Repair | None, cells: int, g: Glyphs) -> list[Line]:
+    """A fix as the difference that it makes to the config, with its price, before it is used."""
+    if fix is None:
+        return []
+    rows = wrapped(fix.title, cells - 2, "strong", " ", cut=g.cut)
+    if fix.price:
+        rows += wrapped(_("price: {text}").format(text=fix.price), cells - 2, "dim", " ", cut=g.cut)
+    if made is None:
+        return [*rows, BLANK, line((" " + _("computing ..."), "dim"))]
+    if made.price:
+        rows += wrapped(_("predicted: {text}").format(text=made.price), cells - 2, "", " ", cut=g.cut)
+    rows += [BLANK, rule(_("the config of the new run"), cells, g)]
+    rows += [line(" ", *r) for r in diff_lines(made.diff, cells - 2, g)]
+    rows += [BLANK, rule(_("what happens"), cells, g)]
+    command = " ".join([made.spec.script, *made.spec.args])
+    texts = [
+        _("Enter starts a new run of the same command with this config: {command}").format(command=command)
+    ]
+    if made.source:
+        texts.append(
+            _("w writes the change into your file {path} too; the run does not need it").format(
+                path=made.source
+            )
+        )
+    texts.append(_("this run stays as it is"))
+    for text in texts:
+        rows += wrapped(f"{g.dot} {text}", cells - 2, "", " ", cut=g.cut)
+    return rows
 
 
 def diagnosis_page(found: Diagnosis, cells: int, g: Glyphs) -> list[Line]:
