@@ -92,28 +92,41 @@ def demo_spec(args: argparse.Namespace, facts: Facts) -> RunSpec:
         name="demo",
         config=config,
         prediction=_prediction(config, facts, devices, ranks),
+        subject={**_subject(), "stated": ["seq", "checkpointing", "attention"]},
         steps_per_print=1,
     )
+
+
+def _subject() -> dict[str, Any]:
+    """The tiny GPT as it is without arguments; its rows are one token longer than what the model sees."""
+    from dstui.estimate.inputs import Training
+    from dstui.estimate.model import load_model
+    from dstui.estimate.subject import subject
+
+    return subject(load_model("tiny-gpt"), Training(seq=64, checkpointing=False))
 
 
 def _prediction(
     config: Mapping[str, Any], facts: Facts, devices: tuple[str, ...] | None, ranks: int
 ) -> dict[str, Any] | None:
     """What the run's folder keeps beside the measurement; None when the release is not known."""
-    from dstui.estimate.inputs import Training
     from dstui.estimate.memory import estimate
-    from dstui.estimate.model import load_model
+    from dstui.estimate.subject import from_json
+    from dstui.runs import calibration
 
     if facts.deepspeed is None:
         return None
     used = None if facts.gpus is None else tuple(g for g in facts.gpus if g.cuda_id in (devices or ()))
+    machine = dataclasses.replace(facts, gpus=used)
+    asked = from_json(_subject())
+    assert asked is not None
     return estimate(
-        load_model("tiny-gpt"),
-        Training(seq=64, checkpointing=False),
+        *asked,
         config,
-        dataclasses.replace(facts, gpus=used),
+        machine,
         release=facts.deepspeed,
         world_size=ranks,
+        calibration=calibration.load(machine, asked[0]),
     ).to_json()
 
 

@@ -266,6 +266,7 @@ def phase_name(phase: str) -> str:
         "backward": _("backward"),
         "step": _("step"),
         "save": _("save"),
+        "between": _("between"),
     }
     return names.get(phase, phase)
 

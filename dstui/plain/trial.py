@@ -277,7 +277,7 @@ def _memory(result: Mapping[str, Any]) -> list[str]:
     rows = [head]
     for what, row in result["memory"].items():
         p, measured = row["predicted"], row["measured"]
-        if p is None and measured is None:
+        if measured is None and (p is None or not p["expected"]):
             continue
         ratio = row["ratio"]
         rows.append(

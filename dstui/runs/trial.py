@@ -281,7 +281,7 @@ class Result:
                 "ratio": measured / expected if expected and measured is not None else None,
             }
         phases = {p.phase: p.total for p in (self.estimate.gpu.phases if self.estimate else ())}
-        names = [p for p in PHASES if p in phases or p in self.measured.phases]
+        names = [p for p in (*PHASES, "between") if p in phases or p in self.measured.phases]
         return {
             "schema_version": SCHEMA_VERSION,
             "run": self.run,

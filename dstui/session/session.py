@@ -295,8 +295,19 @@ class Session:
             config_text=report.config_text,
             config_source=str(self.target()),
             prediction=None if report.estimate is None else report.estimate.to_json(),
+            subject=self._subject(),
             instrument=bool(s.get("instrument")),
         )
+
+    def _subject(self) -> dict[str, Any] | None:
+        """What the prediction was asked, for the run's folder; the demo's rows are one token longer than ``seq``."""
+        s = self._state
+        if s.shape is None:
+            return None
+        from dstui.estimate.subject import subject
+
+        stated = {"stated": ["seq", "checkpointing", "attention"]} if s.get("engine") == "demo" else {}
+        return {**subject(s.shape, s.training(s.get("micro_batch"))), **stated}
 
     # --- parts ---------------------------------------------------------------------------------------------
 
@@ -536,14 +547,17 @@ class Session:
             return None
         from dstui.config.schema import newest
         from dstui.estimate.memory import estimate
+        from dstui.runs import calibration
 
+        release = s.release or newest()
         return estimate(
             s.shape,
             s.training(s.get("micro_batch")),
             config,
             s.used,
-            release=s.release or newest(),
+            release=release,
             world_size=s.world,
+            calibration=calibration.load(s.used, s.shape, release=release),
         )
 
     def _check(self, text: str) -> FileReport:
