@@ -361,6 +361,16 @@ def _stopped(case: _Case) -> Iterator[_Finding]:
             weight=100,
         )
         return
+    asked = [f for f in case.failures if f.short in ("KeyboardInterrupt", "SignalException")]
+    if asked and len(asked) == len(
+        [f for f in case.failures if f.short not in ("SystemExit", "ChildFailedError")]
+    ):
+        yield _Finding(
+            Named("DR720", "likely", _first_line(asked[0].text)),
+            (case.line(asked[0].offset, asked[0].text),),
+            weight=60,
+        )
+        return
     for e in case.of("signal"):
         yield _Finding(Named("DR720", "likely"), (case.line(e.offset, e.text),), weight=60)
         return
@@ -591,8 +601,6 @@ def _name(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list[Re
     if f.short == "TypeError" and "swap_tensor" in files:
         return Named("DR203", certainty, _first_line(text)), repairs.of_cause("DR203", case.config, text)
     said = messages.of_exception(text)
-    if said is not None and said.code == "DR703":
-        said = None  # a number that the script itself could not read
     if said is not None and said.code == "DR401":
         said = None  # a launcher's words
     if f.short == "KeyError" and re.search(
@@ -781,6 +789,14 @@ def _in_config(f: Failure) -> bool:
     where = ("deepspeed/runtime/config", "deepspeed/runtime/zero/config", "deepspeed/runtime/precision_config", "config_utils.py",
              "integrations/deepspeed.py", "accelerate/utils/dataclasses.py")  # fmt: skip
     last = f.frames[-3:]
+    if (
+        last
+        and "/deepspeed/" in last[-1].file
+        and f.short
+        in ("AssertionError", "ValueError", "NotImplementedError", "ZeRORuntimeException", "Exception")
+        and any(x.function == "initialize" and "deepspeed" in x.file for x in f.frames)
+    ):
+        return True  # an assertion of the engine or of an optimizer about settings that exclude each other
     return any(part in x.file for x in last for part in where) or any(
         x.function == "load_ds_config" for x in last
     )
@@ -1100,7 +1116,7 @@ def _spoken(case: _Case) -> Iterator[_Finding]:
     launchers. Never after a good end, and not where training went on afterwards."""
     if case.outcome in ("finished", "stopped"):
         return
-    traced = case.failures
+    traced = [f for f in case.failures if f.short not in _WRAPPERS]
     lines = case.tail[-SPOKEN_LINES:]
     for i, said in messages.on_lines([clean(line.text) for line in lines]):
         line = lines[i]

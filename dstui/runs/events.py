@@ -173,6 +173,8 @@ _TRACEBACK = re.compile(r"^(.*?)(?:Original )?Traceback \(most recent call last\
 _BOXED = re.compile(r"^(.*?)[╭┌+][─-]+ Traceback \(most recent call last\) [─-]+[╮┐+]\s*$")
 """Tracebacks as rich draws them: accelerate to 0.25, Lightning, typer."""
 _BOX_FRAME = re.compile(r"^[│|] (\S.*?):(\d+) in (\S+)")
+_DRAWN = re.compile(r"^.*\d%\|.*?\| *\d+/\d+ \[[^\]]*\] *")
+"""A bar that was being drawn when something else began."""
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*(?:Z|[+-]\d\d:?\d\d)?")
 _IGNORED = re.compile(r"Exception ignored in")
 _FRAME = re.compile(r'^\s+File "(.*?)", line (\d+), in (.*)$')
@@ -252,7 +254,7 @@ def _as_prefix(tag: str) -> re.Pattern[str] | None:
     if not tag.strip():
         return None
     parts = [re.escape(part) for part in _MOMENT.split(tag.rstrip())]
-    return re.compile(r"\d{4}-\d\d-\d\d\S*(?: \d\d:\S*?)?".join(parts) + " ?")
+    return re.compile(r"\d{4}-\d\d-\d\d\S*(?: \d\d:\d\d:\d\d\S*)?".join(parts) + " ?")
 
 
 class Parser:
@@ -305,13 +307,15 @@ class Parser:
         """Open the traceback that begins here; None when none does."""
         if "Traceback (most recent call last)" not in text:
             return None
+        if "%|" in text:
+            text = _DRAWN.sub("", text)
         m = _TRACEBACK.match(text)
         boxed = None if m else _BOXED.match(text)
         if m is None and boxed is None:
             return None
         tag = str((m or boxed).group(1))  # type: ignore[union-attr]
-        if "%|" in tag or len(tag) > 120:
-            tag = ""  # a bar that was being drawn
+        if len(tag) > 120:
+            tag = ""
         key = _MOMENT.sub("", tag).strip()
         closed = self._close(key) if key in self._open else []
         trace = _Trace(line.offset, tag, boxed is not None)
@@ -369,7 +373,8 @@ class Parser:
             m = _EXCEPTION.match(body)
             if m and (m.group(2) is not None or m.group(1)[0].isupper() or "." in m.group(1)):
                 trace.head = (line.offset, m.group(1), (m.group(2) or "").strip())
-                return None
+                # torchrun's summary follows: its lines are events of their own
+                return self._close(key) if m.group(1).endswith("ChildFailedError") else None
             return []
         if len(trace.details) >= self.MAX_DETAILS or _AFTER.match(body) or _bar_like(body):
             return self._close(key)

@@ -42,20 +42,20 @@ MESSAGES: tuple[Message, ...] = (
          r"gradient accumulation steps: -?\d+ has to be greater",
          "check batch related", " != ", "has to be greater"),
     _say("DR302", r"no_sync context manager is incompatible|managed_gradient_accumulation=False is not supported|"
-         r"unmanaged gradient accumulation .*not supported|gradient_accumulation_boundary|"
+         r"unmanaged gradient accumulation .*not supported|"
          r"no_sync (?:context manager )?(?:is )?(?:not supported|unsupported)|no_sync is not reentrant|"
          r"It is illegal to call Engine\.step\(\) inside no_sync",
-         "no_sync", "managed_gradient_accumulation", "unmanaged", "accumulation_boundary"),
+         "no_sync", "managed_gradient_accumulation", "unmanaged"),
     _say("DR303", r"Updating DeepSpeed's gradient accumulation steps to \d+ from \d+",
          "gradient accumulation steps to", weight=12),
     # 2: offload
-    _say("DR201", r"client provided optimizer \(|zero_force_ds_cpu_optimizer|in most cases will yield poor performance|"
+    _say("DR201", r"client provided optimizer \(|in most cases will yield poor performance|"
          r"is not (?:recognized as )?(?:a )?supported .*ZeRO-?Offload|CPUAdam .*requires? .*(?:cpu|device)",
-         "client provided optimizer", "zero_force_ds_cpu", "poor performance", "zerooffload", "zero-offload", "cpuadam"),
+         "client provided optimizer", "poor performance", "zerooffload", "zero-offload", "cpuadam"),
     _say("DR203", r"buffer nbytes != file bytes|Not enough (?:swap in )?buffers \d+ for swapping|n_completes >= min_completes|"
          r"(?:aio|swap)[\w ]*(?:read|write)? ?failed.*(?:swp|nvme|zero_stage_3)|io_submit|"
          r"(?:Permission denied|No such file or directory|Read-only file system|Not a directory|File exists): '[^']*(?:nvme|zero_stage_3)[^']*'|"
-         r"nvme_path.*(?:None|null|not |must )|swap_out_partitioned_params|NVMe offload .*requires?",
+         r"nvme_path (?:must|is not|should)|NVMe offload .*requires? ",
          "file bytes", "for swapping", "n_completes", ".swp", "io_submit", "nvme", "zero_stage_3"),
     _say("DR204", r"KeyError[^\n]*\n?[^\n]*(?:norm_for_param_grads|complete_grad_norm_calculation_for_cpu_offload)|"
          r"(?:norm_for_param_grads|complete_grad_norm_calculation_for_cpu_offload)[^\n]*KeyError",
@@ -69,8 +69,8 @@ MESSAGES: tuple[Message, ...] = (
          r"expected param .* to be available|Padding_idx must be within num_embeddings.*\[0",
          "must be 2-d", "must be 2d", "torch.size([0])", "to be available"),
     _say("DR107", r"assert not param\.ds_active_sub_modules|Cannot free a ZeRO-3 parameter while it is still active|"
-         r"tracing error at step \d+|ds_active_sub_modules|already in registry|attempted to (?:record|invalidate)",
-         "ds_active_sub_modules", "still active", "tracing error", "in registry", "attempted to"),
+         r"tracing error at step \d+|ds_active_sub_modules|attempted to (?:record trace|invalidate already)",
+         "ds_active_sub_modules", "still active", "tracing error", "attempted to"),
     # environment: builds
     _say("DR702", r"CUDA_HOME (?:does not exist|environment variable is not set)|CUDAMismatchException|MissingCUDAException|"
          r"Installed CUDA version [\d.]+ does not match|does not match the version torch was compiled|"
@@ -89,9 +89,9 @@ MESSAGES: tuple[Message, ...] = (
          "unknown cuda arch"),
     # 4: pinned memory and host
     _say("DR402", r"could not page-lock|mlock failed to allocate|ibv_reg_mr\w* failed with error Cannot allocate memory|"
-         r"pin_memory\(.*CUDA error|CUDA error.*pin_memory|out of memory in \S*pin_memory|cudaHostAlloc|cudaHostRegister|"
-         r"pinned memory .*(?:failed|limit)|failed to (?:pin|page-lock)|pin_memory\(torch\.empty",
-         "page-lock", "mlock", "ibv_reg_mr", "pin_memory", "cudahost", "pinned", "failed to pin"),
+         r"pin_memory\(.*CUDA error|CUDA error.*pin_memory|out of memory in \S*pin_memory|(?:cudaHostAlloc|cudaHostRegister)\S* .*(?:fail|error|invalid)|"
+         r"failed to (?:pin|page-lock)|pin_memory\(torch\.empty",
+         "page-lock", "mlock", "ibv_reg_mr", "pin_memory", "cudahost", "failed to pin"),
     _say("DR403", r"insufficient shared memory \(shm\)|out of shared memory\. ?Please|workers are out of shared memory|"
          r"posix_fallocate failed : No space left|(?:Bus error|SIGBUS)\b.*(?:DataLoader|shm|received)|Signal 7 \(SIGBUS\)|"
          r"unable to (?:open|allocate|write to|mmap) (?:shared memory )?(?:object|file|\d+ bytes)?.*</torch_|"
@@ -138,6 +138,9 @@ MESSAGES: tuple[Message, ...] = (
          r"ssh to [\w.-]+ failed|pdsh@\S+: .*ssh exited with exit code|--(?:num_nodes|num_gpus) .*cannot be|"
          r"Permission denied \(publickey",
          "not installed", "pdsh", "parse_inclusion", "hostfile", "unable to proceed", "ssh", "cannot be"),
+    _say("DR720", r"CANCELLED AT \S+ (?:DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)|\*\*\*)|Process \d+ got signal: (?:2|15)\b|"
+         r"Received (?:2|15|SIGTERM|SIGINT) death signal|received (?:SIGTERM|SIGINT) from|Received \d+ death signal, shutting down",
+         "cancelled at", "got signal", "death signal", "received sig"),
     _say("DR716", r"received 0 items of ancdata|Too many open files", "ancdata", "too many open files"),
     # 5: communication
     _say("DR503", r"Address already in use|EADDRINUSE|errno: 98\b", "already in use", "eaddrinuse", "errno: 98"),
@@ -150,7 +153,7 @@ MESSAGES: tuple[Message, ...] = (
          "rendezvous", "resolve", "getaddrinfo", "not known", "no route to host"),
     _say("DR501", r"Watchdog caught collective operation timeout|failed to pass monitoredBarrier|monitoredBarrier.*timed? ?out|"
          r"Timed out waiting \d+ms for (?:recv|send)|Some NCCL operations have failed or timed out|"
-         r"watchdog got stuck for \d+ seconds|collective timeout|SeqNum=\d+, OpType=\w+, NumelIn=\d+",
+         r"watchdog got stuck for \d+ seconds|failure detected by watchdog|collective timeout|SeqNum=\d+, OpType=\w+, NumelIn=\d+",
          "watchdog", "monitoredbarrier", "timed out waiting", "nccl operations", "collective timeout", "seqnum=", weight=48),
     _say("DR502", r"NET/IB ?: Got completion|socketStartConnect: Connect to|socketProgress: Connection closed|"
          r"ncclRemoteError|ncclSystemError|ncclUnhandledCudaError|ncclInternalError|NCCL error in:|"
@@ -169,10 +172,10 @@ MESSAGES: tuple[Message, ...] = (
          "template", "undefined dataset", "valid samples", "unknown dataset", "dataset_info"),
     _say("DR805", r"LocalEntryNotFoundError|couldn't connect to 'https?://|We couldn't connect to|Max retries exceeded with url|"
          r"GatedRepoError|RepositoryNotFoundError|Cannot access gated repo|"
-         r"(?:HTTPError|HfHubHTTPError): (?:401|403|404|429|5\d\d)|SSLError|offline mode is enabled|OfflineModeIsEnabled|"
+         r"(?:HTTPError|HfHubHTTPError): (?:401|403|404|429|5\d\d)|SSLError|outgoing traffic has been disabled|OfflineModeIsEnabled|"
          r"Temporary failure in name resolution",
          "localentry", "connect to", "max retries", "gatedrepo", "repositorynotfound", "gated repo", "httperror", "sslerror",
-         "offline", "name resolution"),
+         "outgoing traffic", "offlinemode", "name resolution"),
     _say("DR806", r"Error while deserializing header|SafetensorError|PytorchStreamReader failed|invalid header or archive is corrupted|"
          r"unexpected EOF, expected \d+ more bytes|_pickle\.UnpicklingError|ArrowInvalid: |file is not a zip file|"
          r"failed finding central directory",

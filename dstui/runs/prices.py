@@ -40,7 +40,7 @@ def priced(
         try:
             found = estimate(
                 shape,
-                _with_micro(training, then),
+                training,
                 then,
                 facts,
                 release=release,

@@ -72,6 +72,7 @@ def first(found: Diagnosis) -> str | None:
     return found.cause.code if found.cause else None
 
 
+NVME = {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/dev/null/nvme"}}
 OFFLOAD = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
 
 
@@ -87,6 +88,17 @@ OFFLOAD = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
         ("floor", {}, "DR602", "certain"),
         ("noconf", {}, "DR706", "certain"),
         ("fp16", {"fp16": {"enabled": True}}, "DR705", "certain"),  # the CPU has none
+        ("nvcc", {}, "DR702", "certain"),
+        ("template", {}, "DR804", "certain"),
+        ("files", {}, "DR716", "certain"),
+        ("accumulation", {}, "DR501", "likely"),
+        ("nosync", {"zero_optimization": {"stage": 2}}, "DR302", "certain"),
+        ("twice", {"zero_optimization": {"stage": 2}}, "DR105", "certain"),
+        ("index", {}, "DR801", "certain"),
+        ("weight", {"zero_optimization": {"stage": 3}}, "DR106", "certain"),
+        ("memory", {}, "DR404", "certain"),
+        ("loader", {}, "DR802", "certain"),
+        ("ok", {"zero_optimization": NVME}, "DR701", "certain"),  # NVMe without libaio
     ],
 )
 def test_a_failure(
@@ -97,6 +109,59 @@ def test_a_failure(
     found, run = judged(command(tmp_path, how, **config))
     assert first(found) == code, run.out_log.read_text()[-3000:]
     assert found.cause is not None and found.cause.certainty == certainty
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
+def test_the_summary_of_another_launcher(tmp_path: Path, launcher: str) -> None:
+    found, run = judged(command(tmp_path, "raise", options=("--launcher", launcher)))
+    assert first(found) == "DR710", run.out_log.read_text()[-3000:]
+    assert found.cause is not None and "the labels of row 17" in found.cause.detail
+    assert found.cause.certainty == "certain"
+
+
+def test_a_kill_under_torchrun(tmp_path: Path) -> None:
+    found, run = judged(command(tmp_path, "kill", options=("--launcher", "torchrun")))
+    assert first(found) in ("DR401", "DR721"), run.out_log.read_text()[-3000:]
+
+
+def test_unmanaged_accumulation_with_offload_on_0_19_4(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The release itself refuses; our fix for it passes our own check."""
+    from dstui.config.document import Document
+    from dstui.rules.engine import Context, check_document
+    from dstui.runs.prices import applied
+
+    from .test_config_oracle_releases import place
+
+    folder = place("0.19.4")
+    assert folder is not None
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    data = {"managed_gradient_accumulation": False, "zero_optimization": OFFLOAD}
+    found, run = judged(command(tmp_path, "ok", **data))
+    assert first(found) == "DR302", run.out_log.read_text()[-3000:]
+    assert found.cause is not None and (found.cause.certainty, found.cause.checkpoint) == ("certain", 3)
+    config = json.loads(run.config_path.read_text())
+    fixed = applied(config, next(f.edits for f in found.fixes if f.edits))
+    context = Context("0.19.4", world_size=2)
+    before = check_document(Document.parse(json.dumps(config)), context)
+    after = check_document(Document.parse(json.dumps(fixed)), context)
+    assert any(f.severity == "error" for f in before.findings)
+    assert not any(f.severity == "error" for f in after.findings)
+
+
+def test_a_quota_at_save(tmp_path: Path) -> None:
+    found, run = judged(command(tmp_path, "limit", "--save", str(tmp_path / "checkpoints")))
+    assert first(found) == "DR901", run.out_log.read_text()[-3000:]
+
+
+def test_a_checkpoint_of_another_world_size(tmp_path: Path) -> None:
+    target = str(tmp_path / "checkpoints")
+    assert main(command(tmp_path, "save", "--save", target)) == 0
+    words = command(tmp_path, "ok", "--resume", target)
+    words[words.index("--num-gpus") + 1] = "1"
+    found, run = judged(words)
+    assert first(found) == "DR903", run.out_log.read_text()[-3000:]
 
 
 def test_nan_in_bf16(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 import argparse
 import ctypes
 import datetime
+import json
 import mmap
 import os
+import resource
 import signal
 import sys
 import time
@@ -16,6 +18,7 @@ if "--no-local-rank-option" not in sys.argv:
 parser.add_argument("--no-local-rank-option", action="store_true")
 parser.add_argument("--how", required=True)
 parser.add_argument("--save")
+parser.add_argument("--resume")
 parser.add_argument("--deepspeed", action="store_true")
 parser.add_argument("--deepspeed_config")
 args = parser.parse_args()
@@ -26,6 +29,16 @@ import deepspeed  # noqa: E402
 import torch  # noqa: E402
 
 
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        if i == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.zeros(4)
+
+
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -33,6 +46,12 @@ class Net(torch.nn.Module):
         self.b = torch.nn.Linear(64, 1)
 
     def forward(self, x):
+        if args.how == "twice":  # a weight that two reentrant checkpoints share
+            from torch.utils.checkpoint import checkpoint
+
+            x = x.requires_grad_()
+            for _ in range(2):
+                x = checkpoint(self.a, x, use_reentrant=True)
         return self.b(torch.relu(self.a(x))).pow(2).mean()
 
 
@@ -52,19 +71,32 @@ if args.how == "arch":
     Builder().compute_capability_args(
         cross_compile_archs=os.environ["TORCH_CUDA_ARCH_LIST"].replace(";", " ")
     )
-deepspeed.init_distributed(
-    dist_backend="gloo", timeout=datetime.timedelta(seconds=8 if args.how == "unequal" else 600)
-)
+if args.how == "nvcc":  # what a CUDA op asks first; the CPU's own ops ask for no toolkit
+    from deepspeed.ops.op_builder.builder import installed_cuda_version
+
+    installed_cuda_version()
+if args.how == "template":  # the words of LLaMA-Factory's data/template.py, which is not installed here
+    raise ValueError("Template llama9 does not exist.")
+if args.how == "files":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    opened = [Path("/dev/null").open() for _ in range(100)]  # noqa: SIM115
+short = args.how in ("unequal", "accumulation")
+deepspeed.init_distributed(dist_backend="gloo", timeout=datetime.timedelta(seconds=8 if short else 600))
 rank = torch.distributed.get_rank()
+config = "conf/ds_zero2.json" if args.how == "noconf" else args.deepspeed_config
+if args.how == "accumulation":  # each rank with a number of its own
+    config = {**json.loads(Path(args.deepspeed_config).read_text()), "gradient_accumulation_steps": 1 + rank}
 net = Net()
 own = torch.optim.SGD(net.parameters(), lr=0.1) if args.how == "client" else None
 engine, _, _, _ = deepspeed.initialize(
     model=net,
     model_parameters=net.parameters(),
-    config="conf/ds_zero2.json" if args.how == "noconf" else args.deepspeed_config,
+    config=config,
     optimizer=own,
 )
 kind = next(engine.module.parameters()).dtype
+if args.resume:
+    engine.load_checkpoint(args.resume)
 for step in range(6):
     x = torch.randn(4, 64).to(kind)
     if args.how == "unequal" and step == 3 and rank == 1:
@@ -89,7 +121,23 @@ for step in range(6):
         rows = torch.zeros(8, 4 << 20)  # 16 MiB a row go through /dev/shm
         for _ in torch.utils.data.DataLoader(rows, batch_size=2, num_workers=1):
             pass
-    if step == 2 and args.how == "save":
+    if step == 2 and args.how == "limit":
+        resource.setrlimit(
+            resource.RLIMIT_FSIZE, (8192, 8192)
+        )  # EFBIG in the middle of a file, as a quota does it
+    if step == 2 and args.how == "loader":
+        for _ in torch.utils.data.DataLoader(Rows(), num_workers=1):
+            pass
+    if step == 2 and args.how == "nosync":
+        with engine.no_sync():
+            engine.backward(engine(x))
+    if step == 2 and args.how == "index":
+        torch.nn.Embedding(8, 4)(torch.tensor([8]))
+    if step == 2 and args.how == "weight":
+        torch.nn.functional.embedding(torch.zeros(1, dtype=torch.long), engine.module.a.weight)
+    if step == 2 and args.how == "memory":
+        torch.empty(1 << 45, dtype=torch.uint8)
+    if step == 2 and args.how in ("save", "limit"):
         engine.save_checkpoint(args.save)
     if step == 2 and rank == 1:
         if args.how == "eat":
