@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dstui.estimate import hardware
-from dstui.estimate.families import Inventory
 from dstui.estimate.settings import Settings
 
 _SHARD = 5_000_000_000
@@ -62,15 +61,21 @@ class _Ledger:
 
 
 def host_need(
-    s: Settings, trainable: list[int], frozen: int, sub_groups: list[int], part: int, *, load_on_gpu: bool
+    s: Settings,
+    trainable: list[int],
+    frozen_each: list[int],
+    sub_groups: list[int],
+    part: int,
+    *,
+    load_on_gpu: bool,
 ) -> HostNeed:
     """RAM and NVMe of one node.
 
-    ``trainable``: elements of each trained parameter; ``frozen``: stored bytes of the others; ``part``:
-    elements of one rank's partition; ``sub_groups``: stage 3's sub-groups of it.
+    ``trainable``: elements of each trained parameter; ``frozen_each``: stored bytes of each of the others;
+    ``part``: elements of one rank's partition; ``sub_groups``: stage 3's sub-groups of it.
     """
     b = s.element
-    total = sum(trainable)
+    total, frozen = sum(trainable), sum(frozen_each)
     largest = max(trainable, default=0)
     ledger = _Ledger()
     moment = 8 if s.optimizer in ("adam", "lion", "other") else s.moment  # CPU Lion keeps a second state too
@@ -117,7 +122,8 @@ def host_need(
         ledger.add("params", b * part, True)  # the flat buffer is always pinned
         cached = sum(pinned_block(b * -(-n // s.ranks)) if s.pin_param else 0 for n in trainable)
         ledger.pinned["pinned cache"] = cached  # the partitions before they moved to the flat buffer
-        ledger.add("frozen params", -(-frozen // s.ranks), s.pin_param)
+        for n in frozen_each:  # each keeps its own partition: only trained ones move to the flat buffer
+            ledger.add("frozen params", -(-n // s.ranks), s.pin_param)
     elif s.offload_param == "nvme":
         nvme += b * part + -(-frozen // s.ranks)
         kept = min(s.max_in_cpu, part)
@@ -168,8 +174,3 @@ def _first(sizes: list[int], elements: int) -> list[int]:
         out.append(n)
         seen += n
     return out
-
-
-def trainable_sizes(inventory: Inventory, lora: list[int] | None) -> list[int]:
-    """Elements of each trained parameter: all of the model's, or the adapters'."""
-    return inventory.parameters() if lora is None else lora

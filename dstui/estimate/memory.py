@@ -260,7 +260,7 @@ def _one(
     host = host_need(
         settings,
         list(dims.trainable),
-        dims.frozen_bytes,
+        list(dims.frozen),
         list(dims.sub_groups),
         dims.part,
         load_on_gpu=training.load_on == "gpu" and not machine.cpu_only,

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from typing import NamedTuple
 
 from dstui.estimate.allocator import (
@@ -170,19 +170,15 @@ class _Run:
             and not settings.half
             and settings.offload_optimizer == "none"
         )
-        self._offsets: dict[int, int] = {}
-        self.part = self._partition()
-        self.matrices = 0
-        """Elements of this rank's partition that Muon orthogonalises: the layers' matrices
-        (``deepspeed.set_optimizer_flags``). The others form a second group, of FusedAdam."""
-        if settings.optimizer == "muon" and settings.stage in (1, 2) and self.total:
-            ends = self.first_param[1], self.first_param[-1]
-            wide = 32 * (shape.hidden or 1)
-            many = sum(
-                self.numel[i] for i in self.trainable if ends[0] <= i < ends[1] and self.numel[i] >= wide
-            )
-            self.matrices = self.part * many // self.total
-        self.updates: Block | None = None
+        self.hidden = shape.hidden or 1
+        self.groups = self._groups()
+        """Trained parameters by the optimizer's group."""
+        self.parts = [self._partition(group) for group in self.groups]
+        self.part = sum(self.parts)
+        """Elements of this rank's partitions."""
+        self._places: dict[int, tuple[int, int]] = {}
+        self.updates: list[Block] = []
+        """Those that Muon made of the first group's gradients."""
         self.kept: list[Block] = []
         """Gradients that wait in ``param.grad``."""
         self.buckets: list[Block] = []
@@ -204,34 +200,48 @@ class _Run:
         self.offload = settings.offload_optimizer != "none"
 
     # -- partitions --------------------------------------------------------------------------------------
-    def _partition(self) -> int:
+    def _groups(self) -> list[list[int]]:
+        """Muon orthogonalises the layers' matrices; the others are a second group, of FusedAdam
+        (``engine._muon_param_groups``). Several groups of another optimizer are taken for one: the first holds
+        nearly all."""
+        if self.s.optimizer != "muon" or self.s.stage not in (1, 2):
+            return [self.trainable]
+        low, high = self.first_param[1], self.first_param[-1]
+        wide = 32 * self.hidden
+        matrices = [i for i in self.trainable if low <= i < high and self.numel[i] >= wide]
+        chosen = set(matrices)
+        return [g for g in (matrices, [i for i in self.trainable if i not in chosen]) if g]
+
+    def _partition(self, group: list[int]) -> int:
         """Elements of this rank's partition, padded to 2 x ranks (``nccl_start_alignment_factor``)."""
         s = self.s
+        total = sum(self.numel[i] for i in group)
         if s.stage == 0:
-            return self.total
+            return total
         if s.stage == 3:
-            return sum(-(-self.numel[i] // s.ranks) for i in self.trainable)
+            return sum(-(-self.numel[i] // s.ranks) for i in group)
         align = 2 * s.ranks
-        return -(-self.total // align) * align // s.ranks
+        return -(-total // align) * align // s.ranks
 
     def _whole_in_partition(self) -> int:
         """Elements of ``grads_in_partition`` on the worst rank: parameters that straddle count whole
         (``stage_1_and_2.py: copy_grads_in_partition``)."""
-        s = self.s
-        if s.ranks == 1:
+        if self.s.ranks == 1:
             return self.total
-        ends = list(accumulate(self.numel[i] for i in self.trainable))
-        if not ends:
-            return 0
-        worst = 0
-        for rank in range(min(s.ranks, 4096)):
-            low, high = rank * self.part, min((rank + 1) * self.part, self.total)
+        wholes = [self._wholes(group, part) for group, part in zip(self.groups, self.parts, strict=True)]
+        return max((sum(found) for found in zip_longest(*wholes, fillvalue=0)), default=0)
+
+    def _wholes(self, group: list[int], part: int) -> list[int]:
+        """Elements of the parameters that each rank has a share of."""
+        ends = list(accumulate(self.numel[i] for i in group))
+        found = []
+        for rank in range(min(self.s.ranks, 4096)):
+            low, high = rank * part, min((rank + 1) * part, ends[-1] if ends else 0)
             if low >= high:
                 break
             first, last = bisect_right(ends, low), bisect_right(ends, high - 1)
-            start = ends[first - 1] if first else 0
-            worst = max(worst, ends[last] - start)
-        return worst
+            found.append(ends[last] - (ends[first - 1] if first else 0))
+        return found
 
     # -- the run -------------------------------------------------------------------------------------------
     def run(self) -> Peaks:
@@ -260,41 +270,42 @@ class _Run:
     def _load(self) -> None:
         """Stages 0-2: the whole model on the GPU, then the wrapper's flat copies."""
         s, mem = self.s, self.mem
-        originals: list[Block] = []
+        originals: dict[int, Block] = {}
         for i, n in enumerate(self.nbytes):
             if self.numel[i]:
                 block = mem.malloc(n, PARAMS)
                 if self.trains[i]:
-                    originals.append(block)
+                    originals[i] = block
         mem.phase("init")
         b, p = s.element, self.total
         if s.stage == 0:
-            self._init_stage0(originals)
+            self._init_stage0(list(originals.values()))
             return
         if self.bf16_optimizer:
-            self._flatten(originals, b * p)
+            self._flatten(list(originals.values()), b * p)
             mem.malloc(4 * self.part, OPTIMIZER)
             mem.malloc(4 * p, GRADS)  # fp32_groups_gradients_flat: the whole model
             return
-        # one flat buffer a parameter group; groups are assumed alike
-        self._flatten(originals, b * p)
+        for group, part in zip(self.groups, self.parts, strict=True):
+            self._flatten([originals[i] for i in group], b * sum(self.numel[i] for i in group))
+            clone = mem.malloc(b * part, PARAMS)
+            if self.offload:
+                mem.release(clone)  # it moves to the host
+            elif b == 2:
+                mem.malloc(4 * part, OPTIMIZER)
+                mem.release(clone)
+            # an fp32 run keeps the clone as its master copy
         if self.offload:
-            mem.release(mem.malloc(b * self.part, PARAMS))  # clone of the partition before it moves
             mem.malloc(b * self.largest, BUFFERS)  # temp_grad_buffer_for_gpu_offload
             return
-        clone = mem.malloc(b * self.part, PARAMS)
-        if b == 2:
-            mem.malloc(4 * self.part, OPTIMIZER)
-            mem.release(clone)
-        else:
-            clone.tag = PARAMS  # an fp32 run keeps the clone as its master copy
-        zeros = mem.malloc(4 * self.part, GRADS)  # initialize_optimizer_states
-        mem.release(zeros)
+        for zeros in [mem.malloc(4 * part, GRADS) for part in self.parts]:  # initialize_optimizer_states
+            mem.release(zeros)
 
     def _flatten(self, originals: list[Block], size: int) -> None:
         mem = self.mem
-        if self.s.release >= (0, 19, 0):
-            mem.empty_cache()
+        mem.empty_cache()
+        room = mem.cap is None or mem.allocated + size <= mem.cap
+        if self.s.release >= (0, 19, 0) and room:  # ``flatten_on_accelerator``
             mem.malloc(size, PARAMS)
             for block in originals:
                 mem.release(block)
@@ -385,6 +396,11 @@ class _Run:
             mem.malloc(s.element * s.reduce_bucket, BUFFERS)
         if not self.offload:
             mem.malloc(s.accumulate * self.part, GRADS)
+        for i in self.trainable:  # each is whole for a moment (``create_reduce_and_remove_grad_hooks``)
+            whole = mem.malloc(self.nbytes[i], PARAMS)
+            if not on_gpu:
+                mem.release(mem.malloc(-(-self.nbytes[i] // s.ranks), PARAMS))
+            mem.release(whole)
         self.coordinator = Coordinator(
             mem,
             self.numel,
@@ -393,7 +409,11 @@ class _Run:
             live=s.live,
             reuse=s.reuse,
             persist=s.persist,
-            copies=s.ranks > 1 or s.offload_param != "none",
+            ranks=s.ranks,
+            offloaded=s.offload_param != "none",
+            frozen=frozenset(
+                i for i, t in enumerate(self.trains) if not t and self.numel[i] and s.release >= (0, 19, 3)
+            ),
         )
 
     def sub_groups(self) -> list[int]:
@@ -488,7 +508,12 @@ class _Run:
             if s.checkpointing:
                 slots = self._slots(program)
                 slots[0] = x
+                if self.coordinator is not None:
+                    owner = next((a for code, a, _n, _t in program.backward if code == ENTER), 0)
+                    self.coordinator.recompute(self.first_module[index] + owner)
                 self._execute(index, program.recompute, slots)
+                if self.coordinator is not None:
+                    self.coordinator.recomputed()
             slots[program.grad_output] = grad
             self._execute(index, program.backward, slots)
             grad = slots[program.grad_input]
@@ -615,24 +640,33 @@ class _Run:
         (``use_multi_rank_bucket_allreduce``); of one rank it is sent as it lies."""
         if self.s.ranks == 1:
             return False
-        low = min(self._offset(p) for p in self.members)
-        high = max(self._offset(p) + self.numel[p] for p in self.members) - 1
-        return low // self.part != high // self.part
+        owners = set()
+        for p in self.members:
+            group, offset = self._place(p)
+            owners.add(offset // self.parts[group])
+            owners.add((offset + self.numel[p] - 1) // self.parts[group])
+        return len(owners) > 1
 
-    def _offset(self, p: int) -> int:
-        """Where parameter ``p`` starts in the flat buffer."""
-        if not self._offsets:
-            ends = list(accumulate(self.numel[i] for i in self.trainable))
-            self._offsets = {i: end - self.numel[i] for i, end in zip(self.trainable, ends, strict=True)}
-        return self._offsets[p]
+    def _place(self, p: int) -> tuple[int, int]:
+        """Group of parameter ``p``, and where it starts in the group's flat buffer."""
+        if not self._places:
+            for number, group in enumerate(self.groups):
+                ends = accumulate(self.numel[i] for i in group)
+                for i, end in zip(group, ends, strict=True):
+                    self._places[i] = number, end - self.numel[i]
+        return self._places[p]
+
+    def _owned(self, p: int) -> int:
+        """Elements of parameter ``p`` in rank 0's partition; negative when it starts after that."""
+        group, offset = self._place(p)
+        return min(self.numel[p], self.parts[group] - offset)
 
     def _collect(self) -> None:
         """Move what rank 0 owns out of the bucket: to ``grads_in_partition`` or to the CPU. With overlap on the
         reduction stream, whose blocks the main stream cannot use (``reduce_ipg_grads``)."""
         s, mem = self.s, self.mem
         stream = REDUCE_STREAM if s.overlap else 0
-        owned = [min(self.numel[p], self.part - self._offset(p)) for p in self.members]
-        top = max(owned)
+        top = max(self._owned(p) for p in self.members)
         if top <= 0:
             return
         if self.offload:
@@ -693,7 +727,7 @@ class _Run:
         elif s.stage == 1 and not s.overlap:
             if self.last:
                 kept, self.kept = self.kept, []
-                order = sorted(self.trainable)
+                order = [p for group in self.groups for p in group]
                 by_time = list(reversed(order))
                 blocks = dict(zip(by_time[: len(kept)], kept, strict=False))
                 for p in order:  # reduce_gradients walks the parameters in their own order
@@ -704,7 +738,7 @@ class _Run:
                 self._free_buckets()
         else:
             self._reduce()
-            if self.matrices and self.last and not self.offload:
+            if len(self.groups) > 1 and self.last and not self.offload:
                 self._muon_updates()
             if s.stage < 3:
                 self._free_buckets()
@@ -713,28 +747,42 @@ class _Run:
             self.collected, self.earlier = self.earlier, None
 
     def _muon_updates(self) -> None:
-        """The updates are new tensors in the type of the gradients; the momentum, and a copy in which it is
-        staged, stay (``stage_1_and_2.get_flat_partition``, ``_muon_staging_momentum``)."""
-        size = self.s.element * self.matrices
+        """A new tensor for each matrix, in the type of its gradient; the momentum, and a copy in which it is staged,
+        stay (``stage_1_and_2.get_flat_partition``, ``_muon_staging_momentum``). Newton-Schulz iterates in 16 bits on
+        the matrix and on its Gram matrix (``original_muon.zeropower_via_gram_newtonschulz``)."""
+        mem, b, h = self.mem, self.s.element, self.hidden
         if not self.moments_made:
-            self.mem.malloc(size, OPTIMIZER)
-            self.mem.malloc(size, OPTIMIZER)
-        self.updates = self.mem.malloc(size, GRADS)
+            size = b * max(self._wholes(self.groups[0], self.parts[0]), default=0)
+            mem.malloc(size, OPTIMIZER)
+            mem.malloc(size, OPTIMIZER)
+        for p in self.groups[0]:
+            if self._owned(p) <= 0:
+                continue
+            numel = self.numel[p]
+            side = min(h, -(-numel // h))
+            old = mem.malloc(2 * numel, OPTIMIZER)
+            squares = [mem.malloc(2 * side * side, OPTIMIZER) for _i in range(3)]
+            new = mem.malloc(2 * numel, OPTIMIZER)
+            mem.release(old)
+            for block in squares:
+                mem.release(block)
+            self.updates.append(mem.malloc(b * numel, GRADS))
+            mem.release(new)
 
     def _step_muon(self) -> None:
         """One parameter group after the other; Adam's moments are those of the second."""
         mem, element = self.mem, self.s.element
-        rest = self.part - self.matrices
-        for n, waiting in ((self.matrices, self.updates), (rest, self.collected)):
+        for number, n in enumerate(self.parts):
             flat = mem.malloc(element * n, GRADS)
             grad = mem.malloc(4 * n, GRADS)
             mem.release(flat)
-            mem.release(waiting)
-            if n == rest and not self.moments_made:
+            for block in self.updates if number == 0 else [self.collected]:
+                mem.release(block)
+            if number and not self.moments_made:
                 mem.malloc(4 * n, OPTIMIZER)
                 mem.malloc(4 * n, OPTIMIZER)
             mem.release(grad)
-        self.updates = self.collected = None
+        self.updates, self.collected = [], None
 
     def _all_reduce(self) -> None:
         """Stage 0 flattens parameters in their order until there are more than ``_ALLREDUCE`` elements
@@ -785,7 +833,7 @@ class _Run:
                 mem.release(mem.malloc(4 * self.part, BUFFERS))
         else:
             mem.release(mem.malloc(8 * min(self.largest, self._whole_in_partition()), BUFFERS))
-            if self.updates is not None:
+            if self.updates:
                 self._step_muon()
             elif self._compact():
                 self._finish_optimizer(self.part)
@@ -850,6 +898,8 @@ class _Run:
                 mem.release(flat)
             self._finish_optimizer(n)
             mem.release(grad)
+        if self.coordinator is not None:
+            self.coordinator.gather_persistent()
 
 
 class Dimensions(NamedTuple):
@@ -857,7 +907,8 @@ class Dimensions(NamedTuple):
 
     trainable: tuple[int, ...]
     """Elements of each trained parameter, in registration order."""
-    frozen_bytes: int
+    frozen: tuple[int, ...]
+    """Stored bytes of each of the others."""
     part: int
     sub_groups: tuple[int, ...]
 
@@ -870,5 +921,5 @@ def run_dimensions(shape: ModelShape, settings: Settings) -> Dimensions:
 @lru_cache(maxsize=512)
 def _dimensions(shape: ModelShape, extra: tuple[tuple[str, object], ...], settings: Settings) -> Dimensions:
     run = _Run(shape, settings, 0)
-    frozen = sum(n for n, t in zip(run.nbytes, run.trains, strict=True) if not t)
+    frozen = tuple(n for n, t in zip(run.nbytes, run.trains, strict=True) if not t and n)
     return Dimensions(tuple(run.numel[i] for i in run.trainable), frozen, run.part, tuple(run.sub_groups()))

@@ -3,9 +3,11 @@
 A port of ``fetch_sub_module`` and ``release_sub_module`` of
 ``deepspeed/runtime/zero/partitioned_param_coordinator.py`` (0.19.8; the same logic since 0.9). The first
 iteration records the order of modules and fetches only what a module needs; later ones prefetch. Gathers are
-allocated on the all-gather stream: a coalesced one as a flat buffer and then a copy per parameter
-(``partition_parameters.py: AllGatherCoalescedHandle.wait``), one parameter alone as a single buffer, and with
-one rank and parameters on the GPU as views of the partition.
+allocated on the all-gather stream (``partition_parameters.py``): a coalesced one as a flat buffer for each type and
+then a copy per parameter (``AllGatherCoalescedHandle.wait``), one parameter alone as a single buffer
+(``_all_gather_sequential``). Partitions in host RAM first come to the GPU one by one (``_all_gather_dtype``). With one
+rank there is no gather: views of the partition where it is on the GPU, else a block a parameter
+(``NoGatherCoalescedHandle``).
 """
 
 from __future__ import annotations
@@ -20,12 +22,15 @@ GATHER_STREAM = 1
 
 
 class _Gather:
-    __slots__ = ("done", "flat", "params", "waiting")
+    __slots__ = ("blocks", "done", "flats", "params", "waiting")
 
-    def __init__(self, params: list[int], flat: Block | None) -> None:
+    def __init__(self, params: list[int], flats: list[Block], blocks: dict[int, Block]) -> None:
         self.params = params
         self.waiting = set(params)
-        self.flat = flat
+        self.flats = flats
+        """Gathered as one, to be copied out of."""
+        self.blocks = blocks
+        """Parameters that have their own block already."""
         self.done = False
 
 
@@ -42,14 +47,21 @@ class Coordinator:
         live: int,
         reuse: int,
         persist: int,
-        copies: bool,
+        ranks: int,
+        offloaded: bool,
+        frozen: frozenset[int] = frozenset(),
     ) -> None:
         self.allocator = allocator
         self.numel = numel
         self.nbytes = nbytes
         self.prefetch, self.live, self.reuse = prefetch, live, reuse
-        self.copies = copies
-        self.persistent = {i for i, n in enumerate(numel) if n <= persist}
+        self.ranks, self.offloaded = ranks, offloaded
+        self.frozen = frozen
+        self.owner: int | None = None
+        """The module in whose backward pass a checkpointed layer is computed again."""
+        self.owned: set[int] = set()
+        self.recomputing = False
+        self.persistent = {i for i, n in enumerate(numel) if 0 < n <= persist}
         self.available: dict[int, Block | None] = {}
         self.inflight: dict[int, _Gather] = {}
         self.active: dict[int, set[int]] = {}
@@ -76,6 +88,7 @@ class Coordinator:
                     self._uses.setdefault(p, []).append(step)
                     total += self.numel[p]
         self.step = 0
+        self.count = 0
         self._latest = {}
         self._queue = deque(
             (step, p) for step, (_module, params) in enumerate(self.order) for p in sorted(params)
@@ -89,7 +102,11 @@ class Coordinator:
         if needed:
             self._gather(needed)
         for p in params:
-            self.active.setdefault(p, set()).add(module)
+            users = self.active.setdefault(p, set())
+            users.add(module)
+            if self.recomputing and self.owner is not None and p in self.frozen:
+                users.add(self.owner)
+                self.owned.add(p)
             if p in self.inflight:
                 self._wait(p)
         if self.complete:
@@ -123,31 +140,46 @@ class Coordinator:
     def _gather(self, params: list[int]) -> None:
         params = sorted(params)
         self.count += sum(self.numel[p] for p in params)
-        flat = None
-        if self.copies:
-            flat = self.allocator.malloc(sum(self.nbytes[p] for p in params), PARAMS, GATHER_STREAM)
-        gather = _Gather(params, flat)
+        blocks: dict[int, Block] = {}
+        flats: list[Block] = []
+        if self.ranks == 1:
+            if self.offloaded:
+                blocks = {p: self._malloc(self.nbytes[p]) for p in params}
+        elif len(params) == 1:
+            blocks = {params[0]: self._malloc(self.nbytes[params[0]])}
+            self._stage(params)
+        else:
+            for element in sorted({self.nbytes[p] // self.numel[p] for p in params}):
+                alike = [p for p in params if self.nbytes[p] // self.numel[p] == element]
+                flats.append(self._malloc(sum(self.nbytes[p] for p in alike)))
+                self._stage(alike)
+        gather = _Gather(params, flats, blocks)
         for p in params:
             self.inflight[p] = gather
+
+    def _malloc(self, nbytes: int) -> Block:
+        return self.allocator.malloc(nbytes, PARAMS, GATHER_STREAM)
+
+    def _stage(self, params: list[int]) -> None:
+        """This rank's shares of ``params`` come to the GPU and go into the buffer."""
+        if self.offloaded:
+            for block in [self._malloc(-(-self.nbytes[p] // self.ranks)) for p in params]:
+                self.allocator.release(block)
 
     def _wait(self, p: int) -> None:
         gather = self.inflight.pop(p)
         if not gather.done:
             gather.done = True
-            single = len(gather.params) == 1
             for q in gather.params:
-                if not self.copies:
-                    block = None
-                elif single:
-                    block = gather.flat
-                    gather.flat = None
-                else:
-                    block = self.allocator.malloc(self.nbytes[q], PARAMS, GATHER_STREAM)
+                block = gather.blocks.get(q)
+                if block is None and gather.flats:
+                    block = self._malloc(self.nbytes[q])
                 self.available[q] = block
         gather.waiting.discard(p)
-        if not gather.waiting and gather.flat is not None:
-            self.allocator.release(gather.flat)
-            gather.flat = None
+        if not gather.waiting:
+            for flat in gather.flats:
+                self.allocator.release(flat)
+            gather.flats = []
 
     def leave(self, module: int, params: tuple[int, ...]) -> None:
         """``release_sub_module``: free what nobody needs soon."""
@@ -161,6 +193,23 @@ class Coordinator:
             if p in keep or self._latest.get(p, -1) > self.step:
                 continue
             self._release(p)
+        if module == self.owner and not self.recomputing:
+            self.owner = None
+            for p in sorted(self.owned):
+                self.active[p].discard(module)
+                if p not in self.persistent:
+                    self._release(p)
+            self.owned.clear()
+
+    def recompute(self, owner: int) -> None:
+        """A checkpointed layer is computed again while the backward pass of module ``owner`` waits for a tensor that
+        it saved. Frozen parameters then stay until that module is done, and go with it whatever needs them next
+        (``update_recompute_parameters``, ``release_sub_module``): no backward hook of their own releases them."""
+        if self.frozen:
+            self.owner, self.recomputing = owner, True
+
+    def recomputed(self) -> None:
+        self.recomputing = False
 
     def _needed_soon(self, params: tuple[int, ...]) -> frozenset[int]:
         """Those of ``params`` used again within the reuse distance (``__params_to_release``)."""
@@ -182,11 +231,25 @@ class Coordinator:
             self.count -= self.numel[p]
 
     def reset(self) -> None:
-        """``release_and_reset_all`` in the optimizer step; persistent parameters are gathered again after."""
+        """Before the optimizer's step every parameter is released (``release_and_reset_all``)."""
         for p in list(self.inflight):
             if p in self.inflight:
                 self._wait(p)
         self.active.clear()
         for p in list(self.available):
-            if p not in self.persistent:
-                self._release(p)
+            self._release(p)
+
+    def gather_persistent(self) -> None:
+        """After the step the persistent parameters are whole again (``stage3._post_step``), each in a buffer of the
+        main stream, and not counted as fetched."""
+        wanted = sorted(self.persistent)
+        if self.ranks == 1 and not self.offloaded:
+            self.available.update(dict.fromkeys(wanted))
+            return
+        shares = []
+        if self.ranks > 1 and self.offloaded:
+            shares = [self.allocator.malloc(-(-self.nbytes[p] // self.ranks), PARAMS) for p in wanted]
+        for p in wanted:
+            self.available[p] = self.allocator.malloc(self.nbytes[p], PARAMS)
+        for block in shares:
+            self.allocator.release(block)

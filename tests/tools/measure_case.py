@@ -453,6 +453,10 @@ def main() -> int:
     parser.add_argument("--alone", action="store_true", help="record what NVML counts on the card")
     options = parser.parse_args()
     case: cases.Case = json.loads(options.case.read_text(encoding="utf-8"))
+    zero = case["ds"]["zero_optimization"]
+    for section in (zero.get("offload_optimizer", {}), zero.get("offload_param", {})):
+        if "nvme_path" in section:  # cases side by side would empty each other's folder
+            section["nvme_path"] += "/" + case["name"]
     rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     imports(case)
     if options.go is not None:
