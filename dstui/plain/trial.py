@@ -23,6 +23,7 @@ from dstui.plain.columns import pad, wrap
 from dstui.plain.estimate import WIDTH
 from dstui.runs import command as commands
 from dstui.runs import control, store, trial
+from dstui.runs.measured import FOLDER, read_probe
 from dstui.runs.spec import RunSpec
 from dstui.runs.store import RunDir
 from dstui.units import GiB, count, gib
@@ -138,7 +139,7 @@ def _follow(run: RunDir, steps: int) -> None:
 
 
 def _progress(run: RunDir, steps: int) -> str:
-    measured = trial.read_probe(run)
+    measured = read_probe(run)
     if measured is None:
         return _("loading ...")
     if measured.steps:
@@ -176,7 +177,7 @@ def _report(run: RunDir, args: argparse.Namespace) -> int:
 
 def _result(run: RunDir) -> dict[str, Any] | None:
     """As the supervisor wrote it, within moments of the end; else made here."""
-    if (run.path / trial.FOLDER).is_dir():
+    if (run.path / FOLDER).is_dir():
         deadline = time.monotonic() + SETTLE_SECONDS
         while (
             trial.read_result(run) is None and store.liveness(run).supervisor and time.monotonic() < deadline
@@ -202,7 +203,7 @@ def _ending(run: RunDir) -> str:
 
 
 def _why_nothing(run: RunDir) -> str:
-    if not (run.path / trial.FOLDER).is_dir():
+    if not (run.path / FOLDER).is_dir():
         return _("run {id} was not measured").format(id=run.id)
     return _(
         "no rank was measured: an interpreter started with -I, -E or -S, or a launcher that drops PYTHONPATH, "

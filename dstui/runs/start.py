@@ -19,7 +19,7 @@ from dstui import __version__
 from dstui.errors import DstuiError, Exit
 from dstui.facts.model import Facts
 from dstui.i18n import _
-from dstui.runs import answers, hook, redact, store, trial
+from dstui.runs import answers, hook, measured, redact, store
 from dstui.runs import command as commands
 from dstui.runs.command import Command
 from dstui.runs.preflight import Problem, worst
@@ -71,7 +71,7 @@ def start(
 
     def fill(folder: RunDir) -> tuple[dict[str, Any], dict[str, str]]:
         command = commands.build(spec, facts, folder.path, environ=env, taken_ports=_ports_of_runs())
-        command = trial.equip(command, spec, folder, env)
+        command = measured.equip(command, spec, folder, env)
         holder.append(command)
         return manifest(spec, facts, command, env), dict(command.files)
 
@@ -245,12 +245,32 @@ def _spawn(run: RunDir, command: Command, facts: Facts, env: Mapping[str, str], 
         "devices": _sampled(facts, command),
         "on_event": on_event,
     }
+    scope = _scope(run)
+    if scope:
+        job["detached"] = {"how": "scope", "unit": f"dstui-{run.id}.scope", "problem": None}
+        code, answer, errors = _supervise(run, job, env, scope)
+        if code == 0:
+            _expect(run, answer, errors)
+            return
+        # systemd-run failed before it became the supervisor: start all the same, and let the manifest say how.
+        problem = errors.strip() or "systemd-run failed"
+        job["detached"] = {"how": "setsid", "unit": None, "problem": problem}
+    else:
+        job["detached"] = {"how": "setsid", "unit": None, "problem": None}
+    _code, answer, errors = _supervise(run, job, env, [])
+    _expect(run, answer, errors)
+
+
+def _supervise(
+    run: RunDir, job: Mapping[str, Any], env: Mapping[str, str], scope: list[str]
+) -> tuple[int, dict[str, Any] | None, str]:
+    """Start the supervisor: exit code of the first process (it forks and ends), answer, what came on stderr."""
     package_root = str(Path(__file__).resolve().parents[2])
     argv = [sys.executable, "-m", "dstui.runs.supervisor", str(run.path)]
     read_end, write_end = os.pipe()
     try:
         child = subprocess.Popen(
-            [*_scope(run), *argv, str(write_end)],
+            [*scope, *argv, str(write_end)],
             cwd=package_root,  # `-m` finds this very dstui there, and nothing of the user's directory
             env=dict(env),
             stdin=subprocess.PIPE,
@@ -263,11 +283,16 @@ def _spawn(run: RunDir, command: Command, facts: Facts, env: Mapping[str, str], 
         os.close(write_end)
     try:
         _out, errors = _feed(child, json.dumps(job).encode())
-        answer = await_answer(read_end)
+        answer = await_answer(read_end) if child.returncode == 0 else None
     finally:
         os.close(read_end)
+    return child.returncode, answer, errors.decode(errors="replace")
+
+
+def _expect(run: RunDir, answer: dict[str, Any] | None, errors: str) -> None:
+    """Raises DstuiError unless the supervisor said that the launcher runs."""
     if answer is None:
-        detail = errors.decode(errors="replace").strip() or _tail(run.supervisor_log)
+        detail = errors.strip() or _tail(run.supervisor_log)
         raise DstuiError(
             _("the supervisor of run {id} did not start").format(id=run.id), detail or str(run.supervisor_log)
         )

@@ -15,7 +15,9 @@ import pytest
 from dstui import cli
 from dstui.facts.detect import detect
 from dstui.runs import calibration, probe, store, trial
+from dstui.runs import measured as measuring
 from dstui.runs.control import stop
+from dstui.runs.measured import FOLDER
 from dstui.runs.processes import marked, send
 from dstui.runs.store import RunDir
 
@@ -76,7 +78,7 @@ def measured(capfd: pytest.CaptureFixture[str], *argv: str, steps: int = 3) -> t
 
 def ends(run: RunDir) -> list[tuple[str, int]]:
     found = []
-    for path in sorted((run.path / trial.FOLDER).glob("rank-*.jsonl")):
+    for path in sorted((run.path / FOLDER).glob("rank-*.jsonl")):
         last = json.loads(path.read_text().splitlines()[-1])
         found.append((last["reason"], last["steps"]))
     return found
@@ -206,7 +208,7 @@ def test_an_error_of_the_probe_does_not_reach_the_script(
     damaged = tmp_path / "runs" / "probe.py"
     damaged.parent.mkdir()
     damaged.write_text(source.replace(head, BROKEN + head.replace("read", "read_as_it_was")))
-    monkeypatch.setattr(trial, "__file__", str(damaged.with_name("trial.py")))
+    monkeypatch.setattr(measuring, "__file__", str(damaged.with_name("measured.py")))
     code, out, _err = dstui(
         capfd, "run", "--measure", "--wait", "--python", sys.executable, "--ranks", "2", "--config", str(config), "--",
         str(EXAMPLES / "tiny_gpt.py"), "--steps", "8",
@@ -214,7 +216,7 @@ def test_an_error_of_the_probe_does_not_reach_the_script(
     run = store.list_runs()[0]
     assert code == 0 and "finished" in out
     assert "step 8 loss" in run.out_log.read_text()
-    lines = (run.path / trial.FOLDER / "rank-0.jsonl").read_text().splitlines()
+    lines = (run.path / FOLDER / "rank-0.jsonl").read_text().splitlines()
     told = [json.loads(line) for line in lines if '"trouble"' in line]
     assert 1 <= len(told) <= 4 and all("injected" in t["error"] for t in told)
     assert calibration.load(detect(python=sys.executable), None) is None
@@ -266,7 +268,7 @@ def test_a_process_that_loads_no_site_is_named(
     script = tmp_path / "outer.py"
     script.write_text(
         "import os, subprocess, sys\n"
-        f"env = {{k: v for k, v in os.environ.items() if k != 'PYTHONPATH'}}\n"
+        "env = {k: v for k, v in os.environ.items() if k != 'PYTHONPATH'}\n"
         "sys.exit(subprocess.call([sys.executable, '-c', 'print(1)'], env=env))\n"
     )
     wrapper = tmp_path / "isolated"

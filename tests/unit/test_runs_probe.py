@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dstui.runs import probe, trial
+from dstui.runs import probe
+from dstui.runs.measured import read_probe
 
 SOURCE = Path(probe.__file__).read_text(encoding="utf-8")
 RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
@@ -176,7 +177,7 @@ def test_what_ranks_wrote_is_read_whatever_was_cut(tmp_path: Path) -> None:
     from dstui.runs.store import RunDir
 
     run = RunDir(tmp_path)
-    assert trial.read_probe(run) is None
+    assert read_probe(run) is None
     (tmp_path / "probe").mkdir()
     G = 1 << 30  # noqa: N806
     for rank in (0, 1):
@@ -192,7 +193,7 @@ def test_what_ranks_wrote_is_read_whatever_was_cut(tmp_path: Path) -> None:
         ]  # fmt: skip
         text = "\n".join(json.dumps(line) for line in lines) + '\n{"event": "phase", "pha'
         (tmp_path / "probe" / f"rank-{rank}.jsonl").write_text(text)
-    m = trial.read_probe(run)
+    m = read_probe(run)
     assert m is not None
     assert (m.ranks, m.steps, m.retries) == (2, 3, 1)
     assert (m.allocated, m.reserved, m.host, m.pinned) == (10 * G + 1, 12 * G, 4 * G, 2 * G)
@@ -211,5 +212,5 @@ def test_a_card_that_others_use_gives_no_device_figure(tmp_path: Path) -> None:
     line = {"event": "phase", "phase": "load", "rss_peak": 1, "allocated": 5, "reserved": 6, "reserved_now": 6,
             "card": 9 << 30, "card_before": 4 << 30}  # fmt: skip
     (tmp_path / "probe" / "rank-0.jsonl").write_text(json.dumps(line) + "\n")
-    m = trial.read_probe(RunDir(tmp_path))
+    m = read_probe(RunDir(tmp_path))
     assert m is not None and m.reserved == 6 and m.device is None and m.overhead is None

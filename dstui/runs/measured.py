@@ -1,0 +1,186 @@
+"""The probe in a run's folder, and what it wrote there. Light: a monitor reads it at every tick."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dstui.estimate.result import PHASES
+from dstui.runs.command import Command
+from dstui.runs.spec import RunSpec
+from dstui.runs.store import RunDir
+from dstui.units import GiB
+
+SCHEMA_VERSION = 1
+FOLDER = "probe"
+_IDLE_CARD = GiB
+"""More than this on a card before the run is somebody else's, so the card's figure is not the run's."""
+_MOST_BYTES = 16 << 20
+
+
+def equip(command: Command, spec: RunSpec, run: RunDir, environ: Mapping[str, str]) -> Command:
+    """``command`` with the probe in it, where ``spec`` asks for one: two files, and PYTHONPATH longer by one folder."""
+    if spec.measure is None:
+        return command
+    source = Path(__file__).with_name("probe.py").read_text(encoding="utf-8")
+    settings = {"schema_version": SCHEMA_VERSION, "steps": spec.measure, "end": spec.trial}
+    files = {
+        **command.files,
+        f"{FOLDER}/sitecustomize.py": source,
+        f"{FOLDER}/settings.json": json.dumps(settings) + "\n",
+    }
+    before = command.env.get("PYTHONPATH", environ.get("PYTHONPATH", ""))
+    path = os.pathsep.join([str(run.path / FOLDER), *([before] if before else [])])
+    return dataclasses.replace(command, files=files, env={**command.env, "PYTHONPATH": path})
+
+
+# -- what was measured -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Bytes and seconds. GPU figures are the worst rank's, host figures the sum over the ranks of this node."""
+
+    ranks: int = 0
+    steps: int = 0
+    phases: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Phase -> ``allocated reserved device host pinned``, those that could be measured."""
+    allocated: int | None = None
+    reserved: int | None = None
+    device: int | None = None
+    overhead: int | None = None
+    """Device bytes beside PyTorch's reserve: context, NCCL, and the driver's own share."""
+    host: int | None = None
+    pinned: int | None = None
+    step_time: float | None = None
+    """Median of the steps after the first, of the slowest rank."""
+    retries: int = 0
+    """Times that the allocator gave its cache back to make room."""
+    seen: Mapping[str, Any] = field(default_factory=dict)
+    """What the probe saw of the training (``Probe.describe``)."""
+    troubles: tuple[str, ...] = ()
+    by: str = "probe"
+    """``probe``, or ``samples`` for the sampler's and the log's figures of a run without one."""
+
+    def to_json(self) -> dict[str, Any]:
+        data = dataclasses.asdict(self)
+        data["seen"] = {k: v for k, v in self.seen.items() if k != "config"}
+        return data
+
+
+def read_probe(run: RunDir) -> Measured | None:
+    """What the probe wrote so far; None where no rank wrote anything."""
+    try:
+        files = sorted((run.path / FOLDER).glob("rank-*.jsonl"))
+    except OSError:
+        return None
+    ranks = [r for r in map(_read_rank, files) if r is not None]
+    return _together(ranks) if ranks else None
+
+
+@dataclass
+class _Rank:
+    phases: dict[str, dict[str, int]] = field(default_factory=dict)
+    times: dict[int, float] = field(default_factory=dict)
+    steps: int = 0
+    overhead: int | None = None
+    retries: int = 0
+    seen: dict[str, Any] = field(default_factory=dict)
+    troubles: list[str] = field(default_factory=list)
+
+    def highest(self, what: str) -> int | None:
+        return max((p[what] for p in self.phases.values() if what in p), default=None)
+
+
+def _read_rank(path: Path) -> _Rank | None:
+    rank = _Rank()
+    try:
+        with path.open("rb") as f:
+            lines = f.read(_MOST_BYTES).splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        try:
+            data = json.loads(line)
+            _take(rank, data)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue  # the last line of a rank that was killed
+    return rank if rank.phases else None
+
+
+_COUNTERS = {"allocated": "allocated", "reserved": "reserved", "rss_peak": "host", "pinned": "pinned"}
+
+
+def _take(rank: _Rank, data: Mapping[str, Any]) -> None:
+    event = data["event"]
+    if event == "phase":
+        into = rank.phases.setdefault(str(data["phase"]), {})
+        for key, name in _COUNTERS.items():
+            if key in data:
+                into[name] = max(into.get(name, 0), int(data[key]))
+        if "card" in data and int(data["card_before"]) <= _IDLE_CARD:
+            beside = int(data["card"]) - int(data["reserved_now"])
+            rank.overhead = max(rank.overhead or 0, beside)
+            # memory that was reserved in the phase and given back again was on the card as well
+            into["device"] = max(into.get("device", 0), beside + int(data["reserved"]))
+        rank.retries = max(rank.retries, int(data.get("retries", 0)))
+    elif event == "step":
+        rank.steps = max(rank.steps, int(data["step"]))
+        rank.times[int(data["step"])] = float(data["seconds"])
+    elif event == "model":
+        rank.seen = {k: v for k, v in data.items() if k not in ("event", "t")}
+    elif event == "end":
+        rank.steps = max(rank.steps, int(data["steps"]))
+    elif event == "trouble":
+        rank.troubles.append(f"{data['where']}: {data['error']}")
+
+
+def _together(ranks: list[_Rank]) -> Measured:
+    phases: dict[str, dict[str, int]] = {}
+    for name in dict.fromkeys([*PHASES, *(p for r in ranks for p in r.phases)]):
+        found = [r.phases[name] for r in ranks if name in r.phases]
+        into: dict[str, int] = {}
+        for what in ("allocated", "reserved", "device"):
+            values = [f[what] for f in found if what in f]
+            if values:
+                into[what] = max(values)
+        for what in ("host", "pinned"):
+            values = [f[what] for f in found if what in f]
+            if values:
+                into[what] = sum(values)
+        if into:
+            phases[name] = into
+
+    def worst(what: str) -> int | None:
+        return max((n for r in ranks if (n := r.highest(what)) is not None), default=None)
+
+    def total(what: str) -> int | None:
+        values = [n for r in ranks if (n := r.highest(what)) is not None]
+        return sum(values) if len(values) == len(ranks) else None
+
+    times = [
+        statistics.median(later)
+        for r in ranks
+        if (later := [s for n, s in r.times.items() if n > 1] or list(r.times.values()))
+    ]
+    return Measured(
+        ranks=len(ranks),
+        steps=min(r.steps for r in ranks),
+        phases=phases,
+        allocated=worst("allocated"),
+        reserved=worst("reserved"),
+        device=worst("device"),
+        overhead=max((r.overhead for r in ranks if r.overhead is not None), default=None),
+        host=total("host"),
+        pinned=total("pinned"),
+        step_time=max(times, default=None),
+        retries=max(r.retries for r in ranks),
+        seen=ranks[0].seen,
+        troubles=tuple(dict.fromkeys(t for r in ranks for t in r.troubles)),
+    )
