@@ -33,6 +33,7 @@ from dstui.runs import command as commands
 from dstui.runs import control, store
 from dstui.runs.compare import Column, Comparison, compare
 from dstui.runs.logout import kills_user_processes, systemd_run
+from dstui.runs.ops import extensions_root
 from dstui.runs.preflight import preflight, worst
 from dstui.runs.processes import Place, Process, alive, here, identify
 from dstui.runs.spec import RunSpec
@@ -234,6 +235,22 @@ def begin(plan: Plan, *, environ: Mapping[str, str] | None = None) -> AbDir:
         ) from e
     _spawn(ab, plan, env)
     return ab
+
+
+def _apart(plan: Plan, facts: Sequence[Any], environ: Mapping[str, str]) -> Plan:
+    """Two releases build ops of the same names from other sources: in one folder each run would build them again."""
+    installed = [commands.interpreter_for(s, f) for s, f in zip(plan.specs, facts, strict=True)]
+    keys = [f"deepspeed-{i.deepspeed}-torch-{i.torch}" if i else "" for i in installed]
+    if keys[0] == keys[1]:
+        return plan
+    root = extensions_root(environ)
+    specs = [
+        s
+        if "TORCH_EXTENSIONS_DIR" in s.env or not key
+        else dataclasses.replace(s, env={**s.env, "TORCH_EXTENSIONS_DIR": str(root / key)})
+        for s, key in zip(plan.specs, keys, strict=True)
+    ]
+    return dataclasses.replace(plan, specs=(specs[0], specs[1]))
 
 
 def _spawn(ab: AbDir, plan: Plan, env: Mapping[str, str]) -> None:
