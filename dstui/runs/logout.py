@@ -6,15 +6,17 @@ import getpass
 import os
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 _FOLDERS = ("/usr/lib/systemd", "/run/systemd", "/etc/systemd")
 """In the order in which systemd reads them: the last word wins (logind.conf(5))."""
+ROOT = "/"
 
 
-def kills_user_processes(root: str = "/") -> bool:
+def kills_user_processes(root: str | None = None) -> bool:
     """logind's ``KillUserProcesses`` as configured; the compiled default of nearly every distribution is no."""
-    base = Path(root)
+    base = Path(ROOT if root is None else root)
     if not (base / "run/systemd/system").is_dir():
         return False  # not booted with systemd
     answer = False
@@ -38,9 +40,19 @@ def kills_user_processes(root: str = "/") -> bool:
 def lingers() -> bool:
     """Whether the user's systemd lives on after the last logout (``loginctl enable-linger``)."""
     try:
-        return Path("/var/lib/systemd/linger", getpass.getuser()).exists()
-    except (KeyError, OSError):
+        user = getpass.getuser()
+        if Path(ROOT, "var/lib/systemd/linger", user).exists():
+            return True
+        answer = subprocess.run(
+            ["loginctl", "show-user", user, "--property=Linger", "--value"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=5,
+        )
+    except (KeyError, OSError, subprocess.TimeoutExpired):
         return False
+    return answer.returncode == 0 and answer.stdout.strip() == "yes"
 
 
 def systemd_run() -> str | None:

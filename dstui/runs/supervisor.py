@@ -363,6 +363,7 @@ class Supervisor:
         self.manifest["supervisor"] = {"pid": own.pid, "start_time": own.start}
         self.manifest["launcher"] = {"pid": process.pid, "start_time": process.start}
         self.manifest["started_at"] = self.started_at
+        self.manifest["detached"] = self.job.get("detached")
         store.write_json(self.run.manifest_path, self.manifest)
         self.event("launched", pid=process.pid)
         self.beat(time.monotonic())
