@@ -26,7 +26,16 @@ def run(args: argparse.Namespace) -> int:
     for reference in args.runs:
         target = store.find_run(reference)
         done = stop(target, now=args.now, timeout=args.timeout)
-        answers.append({"run": target.id, "ended": done.ended, "state": done.state, "already": done.already})
+        removed = [] if done.already or not done.ended else (target.exit or {}).get("locks_removed") or []
+        answers.append(
+            {
+                "run": target.id,
+                "ended": done.ended,
+                "state": done.state,
+                "already": done.already,
+                "locks_removed": removed,
+            }
+        )
         if not done.ended:
             code = Exit.CANNOT
         if args.json:
@@ -51,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
             )
         else:
             print(_("run {id}: {state}").format(id=target.id, state=done.state))
+        for path in removed:
+            print(_("  removed the lock of its unfinished op build: {path}").format(path=path))
     if args.json:
         print(json.dumps({"schema_version": 1, "runs": answers}))
     return code
