@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from dstui.runs.events import Event, Parser
-from dstui.runs.measured import FOLDER
+from dstui.runs.measured import FOLDER, Measured, read_probe
 from dstui.runs.replay import ReplayView
 from dstui.runs.samples import Sample, read_history
 from dstui.runs.state import Progress, batch_of, read_config, steps_asked
@@ -79,7 +79,7 @@ class Pace:
     """Epoch seconds of the first step, as precise as ``source``; the end of loading and building."""
     last_at: float | None
     allocated: int | None
-    """Peak that torch allocated, of the worst rank, as the probe saw it."""
+    """Peak that torch allocated, of the worst rank: from the probe, else from the log."""
     rss: int | None
     """Sum of the ranks' peak RSS, as the probe saw it."""
     total: int | None
@@ -163,7 +163,6 @@ class _Reader:
         self.summary: dict[str, float] = {}
         self.probe_tokens: list[tuple[int, float]] = []
         """Of rank 0 alone."""
-        self.allocated = self.rss = 0
         self.first: tuple[int, float] | None = None
         self.last: tuple[int, float] | None = None
         self._stamp: tuple[int, float] | None = None
@@ -172,28 +171,20 @@ class _Reader:
         self._in_summary = False
 
     def probe(self, run: RunDir) -> None:
-        """What ``dstui.runs.probe`` wrote in each rank; nothing where the run has none."""
-        rss = 0
-        for path in sorted((run.path / FOLDER).glob("rank-*.jsonl")):
-            first, high = path.name == "rank-0.jsonl", 0
-            tail = Tail(path)
-            try:
-                while lines := tail.read():
-                    for line in lines:
-                        e = _record(line.text)
-                        high = max(high, int(e.get("rss_peak") or 0))
-                        self.allocated = max(self.allocated, int(e.get("allocated") or 0))
-                        if first and e.get("event") == "step":
-                            self._probed(e)
-            finally:
-                tail.close()
-            rss += high
-        self.rss = rss
+        """The steps that ``dstui.runs.probe`` timed in rank 0; nothing where the run has no probe."""
+        tail = Tail(run.path / FOLDER / "rank-0.jsonl")
+        try:
+            while lines := tail.read():
+                for line in lines:
+                    if '"step"' in line.text:
+                        self._probed(_record(line.text))
+        finally:
+            tail.close()
 
     def _probed(self, e: Mapping[str, Any]) -> None:
-        step, seconds = int(e["step"]), float(e["seconds"])
-        if step < 1 or seconds <= 0:
+        if e.get("event") != "step" or float(e["seconds"]) <= 0:
             return
+        step, seconds = int(e["step"]), float(e["seconds"])
         self.series["probe"].add(step, seconds)
         if e.get("tokens"):
             self.probe_tokens.append((step, float(e["tokens"]) / seconds))
@@ -301,6 +292,7 @@ def _conclude(run: RunDir, reader: _Reader) -> Pace:
     total = max(progress.step or 0, reader.last[0] if reader.last else 0)
     warmup = warmup_of(total)
     chosen, steps = _choose(reader, warmup)
+    probed = read_probe(run) or Measured()
     operations, share = _communication(reader, warmup, steps)
     return Pace(
         source=chosen,
@@ -314,8 +306,8 @@ def _conclude(run: RunDir, reader: _Reader) -> Pace:
         operations=operations,
         first_at=reader.first[1] if reader.first else None,
         last_at=reader.last[1] if reader.last else None,
-        allocated=reader.allocated or None,
-        rss=reader.rss or None,
+        allocated=probed.allocated or progress.peak_allocated,
+        rss=probed.host,
         total=total or None,
         progress=progress,
     )
