@@ -125,6 +125,11 @@ class FakeRun:
                 power_limit=700.0,
                 temperature=float(round(58 + r.random() * 8)),
                 throttle="",
+                clock_sm=float(1755 + round(r.random() * 20) * 15),
+                pcie_rx=(3 + r.random()) * 1e9,
+                pcie_tx=(2 + r.random()) * 1e9,
+                nvlink_rx=(120 + 9 * r.random()) * 1e9,
+                nvlink_tx=(120 + 9 * r.random()) * 1e9,
             )
             for i in range(self.gpus)
         )

@@ -53,6 +53,46 @@ def test_a_tick_with_eight_gpus_is_within_the_budget(term: Terminal, run: FakeRu
     assert sum(ticks) > 1000  # they were painted
 
 
+@pytest.mark.parametrize(("key", "text"), [("m", "grad norm"), ("k", "accumulation boundary")])
+def test_a_tick_of_the_other_pages_is_within_the_budget(
+    term: Terminal, run: FakeRun, key: str, text: str
+) -> None:
+    """Five charts of which every one has a new column, and five lamps whose figures move."""
+    term.press(key)
+    term.wait(text)
+    term.settle(1.3)
+    ticks = []
+    for _n in range(6):
+        run.now = time.time() - 1
+        run.tick()
+        ticks.append(term.read(1.0))
+    assert max(ticks) <= BUDGET, ticks
+    assert key == "k" or sum(ticks) > 500  # lamps change when their evidence does, not with the clock
+
+
+def test_lamps_and_alerts_do_not_flicker(term: Terminal, run: FakeRun) -> None:
+    """A loss that is NaN is said once, and costs no more bytes in the ticks that follow."""
+    run.log(*[f"step {run.step} loss nan lr 0.0003"] * 2)
+    term.wait("the loss is NaN", 10)
+    term.settle(1.3)
+    ticks = []
+    for _n in range(5):
+        run.now = time.time() - 1
+        run.tick()
+        run.log(f"step {run.step} loss nan lr 0.0003")
+        ticks.append(term.read(1.0))
+    assert "the loss is NaN" in term.text
+    assert max(ticks) <= BUDGET, ticks
+
+
+def test_end_rings_and_notifies_once(term: Terminal, run: FakeRun) -> None:
+    run.log(*OOM.splitlines())
+    run.end("failed", code=1, rank_code=1)
+    term.wait("F failed", 10)
+    term.settle(1.0)
+    assert term.raw.count(b"\x1b]9;dstui: run llama-8b: failed DR103 gpu-oom-step\a") == 1
+
+
 def test_nothing_changed_is_silence_and_so_is_an_ended_run(term: Terminal, run: FakeRun) -> None:
     assert term.read(3.0) <= 40  # the minute of `up 2m` may turn
     run.log(*OOM.splitlines())

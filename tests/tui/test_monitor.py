@@ -361,7 +361,7 @@ async def test_two_quick_keys_on_the_help_page(make_app: MakeApp) -> None:
     async with opened(make_app(watch=run.id)) as walk:
         await until(walk, "tokens/s")
         await walk.pilot.press("question_mark")
-        await until(walk, "search the log")
+        await until(walk, "five lamps")
         await walk.pilot.press("x", "y", "z")
         await until(walk, "tokens/s")
 

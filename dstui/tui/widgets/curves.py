@@ -162,11 +162,15 @@ class CurvesPage:
         low, high = min(values), max(values)
         texts = ["" for _n in range(tall)]
         texts[0] = x.name + " " * max(1, LABEL - width(x.name) - width(x.value)) + x.value
-        texts[1] = _("high {x:.4g}").format(x=high)
-        texts[2] = _("low {x:.4g}").format(x=low)
+        texts[1] = _("high {x}").format(x=_figure(high))
+        texts[2] = _("low {x}").format(x=_figure(low))
         rows = []
         for n, text in enumerate(texts):
             rows.append(
                 line((f" {pad(text, LABEL)}", "" if n == 0 else "dim"), (f" {g.vline} ", "dim"), chart[n])
             )
         return rows
+
+
+def _figure(x: float) -> str:
+    return short(x) if x >= 1e4 else f"{x:.4g}"

@@ -54,6 +54,8 @@ COMPARED: dict[str, str] = {
 }
 IDLE_CORES, IDLE_SECONDS = 0.05, 60.0
 """Before step 1: ranks that all use less than this, for longer than this, are said to wait."""
+LEAST_BAR = 14
+"""Cells of a card's bar that further columns leave it."""
 LOG_ROWS = 1
 """Rows of the log's tail that the overview keeps free when it is full."""
 
@@ -378,21 +380,54 @@ def gpu_rows(gpus: Sequence[GpuRow], cells: int, height: int, g: Glyphs, over: b
             f" {pad(_('GPU'), 4)}{pad(_('util'), use)}  {pad(_('memory'), memory)}  "
             f"{pad(_('power'), power)}  {pad(_('temp'), heat)}"
         )
+        extra = _link_columns(gpus, cells - width(head) - 3 - LEAST_BAR)
+        for name, texts in extra:
+            head += f"  {pad(name, max(width(name), *map(width, texts)))}"
         rows: list[Line] = [line((head, "dim"))]
         room = cells - width(head) - 3
-        for x in gpus:
+        for n, x in enumerate(gpus):
             text = (
                 f" {x.index:>2}  {pad(_percent(x.utilisation), use)}  "
                 f"{pad(_of(x.memory_used, x.memory_total), memory)}  {pad(_power(x), power)}  "
                 f"{pad(_heat(x), heat)}"
             )
+            for name, texts in extra:
+                text += f"  {pad(texts[n], max(width(name), *map(width, texts)))}"
             held = _held(x)
             bar_room = max(0, min(28, room - (width(held) + 2 if held else 0)))
             rows.append(
-                line(text, "  " + _bar(x.memory_used, x.memory_total, bar_room, g), ("  " + held, "warn"))
+                line(
+                    text,
+                    "  " + _bar(x.memory_used, x.memory_total, bar_room, g),
+                    ("  " + held if held else "", "warn"),
+                )
             )
         return rows
     return packed([_short_gpu(x) for x in gpus], cells, height, g)
+
+
+def _link_columns(gpus: Sequence[GpuRow], room: int) -> list[tuple[str, list[str]]]:
+    """Heading and cells of what the driver tells beyond the usual, as far as it fits into ``room``."""
+    offered: list[tuple[str, list[str]]] = []
+    if any(x.pcie_rx is not None for x in gpus):
+        offered.append((_("PCIe in/out GB/s"), [_ways(x.pcie_rx, x.pcie_tx, 1) for x in gpus]))
+    if any(x.nvlink_rx is not None for x in gpus):
+        offered.append((_("NVLink in/out GB/s"), [_ways(x.nvlink_rx, x.nvlink_tx, 0) for x in gpus]))
+    if any(x.clock_sm is not None for x in gpus):
+        offered.append((_("MHz"), ["?" if x.clock_sm is None else f"{x.clock_sm:.0f}" for x in gpus]))
+    taken = []
+    for name, texts in offered:
+        size = 2 + max(width(name), *map(width, texts))
+        if size <= room:
+            taken.append((name, texts))
+            room -= size
+    return taken
+
+
+def _ways(into: float | None, out: float | None, digits: int) -> str:
+    if into is None or out is None:
+        return "?"
+    return f"{into / 1e9:.{digits}f}/{out / 1e9:.{digits}f}"
 
 
 def _gpu_peaks(gpus: Sequence[GpuRow], cells: int, g: Glyphs) -> list[Line]:
@@ -500,6 +535,8 @@ def _host_rows(shot: Snapshot, cells: int, g: Glyphs) -> list[Line]:
             parts.append(_("shm {size}").format(size=gib(h.shm)))
     elif parts:
         parts[0] = _("host RAM peak {size}").format(size=gib(shot.host_peak))
+    while len(parts) > 1 and width("  ".join(parts)) > cells - 2:
+        parts.pop()
     if parts:
         text = clip(" " + "  ".join(parts), cells - 1, g.cut)
         drawn = _bar(h.used, h.capacity, min(28, cells - width(text) - 4), g)
