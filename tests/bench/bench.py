@@ -1,7 +1,7 @@
 """The budgets of dstui, measured, beside the tools people use today.
 
     make bench                     every figure, as a Markdown table
-    python tests/bench/bench.py check paint      some of them
+    python tests/bench/bench.py paint keys       some of them: processes, throughput, paint, keys
 
 Times are wall clock of whole cold processes (minimum and median of several runs): they depend on the
 machine, so compare rows of one run with each other. Bytes and memory are exact.
@@ -19,8 +19,13 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.pty.harness import Terminal
 
 REPO = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPO))
 BIN = Path(sys.executable).parent
 DSTUI = [sys.executable, "-m", "dstui"]
 RUNS = int(os.environ.get("BENCH_RUNS", "7"))
@@ -175,10 +180,117 @@ def bench_paint(folder: Path) -> None:
         row("accelerate config", "80x24", f"{shown:.2f}", count, f"{rest:.0f}", f"{rss:.0f}", "peer")
 
 
+def delay(terminal: Terminal, keys: tuple[str, ...], ready: Callable[[], bool], limit: float = 20.0) -> float:
+    """ms from sending ``keys`` to the first moment at which what was drawn satisfies ``ready``."""
+    start = time.perf_counter()
+    terminal.press(*keys)
+    while not ready():
+        if time.perf_counter() - start > limit:
+            raise SystemExit(f"{keys}: nothing came within {limit:.0f} s:\n{terminal.text}")
+        terminal.read_some()
+    return 1000 * (time.perf_counter() - start)
+
+
+def drawn(terminal: Terminal) -> Callable[[], bool]:
+    """Whether any byte came since now."""
+    before = len(terminal.raw)
+    return lambda: len(terminal.raw) > before
+
+
+def right(terminal: Terminal) -> str:
+    """The panel beside the form, at 120 columns."""
+    return "\n".join(line[80:] for line in terminal.screen.display)
+
+
+def spread(name: str, size: str, values: list[float], budget: str) -> None:
+    """``values`` in ms. Fewer than one in twenty may be beyond the 95th percentile."""
+    ranked = sorted(values)
+    p95 = ranked[min(len(ranked) - 1, int(0.95 * len(ranked)))]
+    row(name, size, len(values), *(f"{v:.0f}" for v in (statistics.median(values), p95, ranked[-1])), budget)
+
+
+def bench_keys(folder: Path) -> None:
+    """The wizard of a 7B model on a described machine with eight cards, on a real pty."""
+    from tests.pty.harness import Terminal
+    from tests.walks import machine
+
+    rounds = max(20, 6 * RUNS)
+    (folder / "facts.json").write_text(json.dumps(machine("8x80", sys.executable).to_json()))
+    (folder / "train.py").write_text("import deepspeed\ndeepspeed.initialize()\n")
+    print("\n| key, to what it draws | size | keys | median ms | p95 ms | worst ms | budget |")
+    print("|---|---|---|---|---|---|---|")
+    for columns, rows in ((80, 24), (120, 40)):
+        size = f"{columns}x{rows}"
+        with Terminal(["--facts", "facts.json"], columns=columns, rows=rows, cwd=folder) as t:
+            t.wait("Recommended", 30)
+            t.settle()
+            t.press("enter")
+            t.wait("step 1 of 10", 30)
+            t.press("2", "down", "space", "3", *"qwen2.5-7b", "enter")
+            t.wait("7.62B", 30)
+            t.press("down")  # from the number: there a digit is typed, not a step chosen
+            t.settle(1.0)
+            moves, steps, values = [], [], []
+            for n in range(rounds):
+                moves.append(delay(t, ("up" if n % 2 else "down",), drawn(t)))
+                t.settle(0.1)
+            spread("cursor: repaint", size, moves, "60")
+            if columns >= 120:
+                # Each length is new, so nothing of the answer is remembered.
+                busy: list[float] = []
+                for n in range(rounds):
+                    t.press("up", *str(1024 + 8 * n))
+                    t.settle(0.2)
+                    told = f"{1024 + 8 * n} tokens"  # among the panel's assumptions
+                    start = time.perf_counter()
+                    delay(t, ("enter",), drawn(t))
+                    t.settle(0.03)
+                    busy.append(delay(t, ("down",), drawn(t)))
+                    delay(t, ("up",), lambda told=told: told in right(t))
+                    values.append(1000 * (time.perf_counter() - start))
+                    t.settle(0.3)
+                spread("cursor: repaint while an estimate is computed", size, busy, "60")
+                spread("new sequence length: estimate in the panel", size, values, "150")
+            t.press("4")
+            t.settle(1.0)
+            texts: list[str] = []
+            changes: list[float] = []
+            keys = [("down", "space"), ("up", "space")]
+
+            def status() -> str:
+                return t.screen.display[-4]
+
+            for pair in keys * 2:  # what each of the two answers looks like
+                t.press(*pair)
+                t.settle(1.0)
+                texts.append(status())
+            if texts[0] == texts[1] or texts[:2] != texts[2:]:
+                raise SystemExit("two stages look the same:\n" + "\n".join(texts))
+            for n in range(rounds):
+                changes.append(delay(t, keys[n % 2], lambda want=texts[n % 2]: status() == want))
+                t.settle(0.3)
+            spread("other stage: estimate in the status line", size, changes, "150")
+            sent = []
+            for n in range(rounds):
+                key = "ctrl+n" if n // 5 % 2 == 0 else "ctrl+p"
+                begin = len(t.raw)
+                steps.append(delay(t, (key,), drawn(t)))
+                t.settle(0.3)
+                sent.append(len(t.raw) - begin)
+            spread("step: repaint", size, steps, "60")
+            begin = len(t.raw)
+            t.read(5.0)
+            row("bytes: largest step, 5 s at rest", size, "", "", max(sent), len(t.raw) - begin, "10 kB, 0")
+            row("resident MB", size, "", "", f"{t.rss / 1e6:.0f}", "", "")
+            t.press("ctrl+q")
+            row("quit ms", size, "", "", f"{1000 * t.gone():.0f}", "", "2000")
+
+
 PARTS: dict[str, Callable[[Path], None]] = {
     "processes": bench_processes,
     "throughput": bench_throughput,
     "paint": bench_paint,
+    "keys": bench_keys,
 }
 
 

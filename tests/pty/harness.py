@@ -91,6 +91,16 @@ class Terminal:
             elif left <= 0:
                 return count
 
+    def read_some(self, seconds: float = 0.02) -> bool:
+        """Take what is there, waiting ``seconds`` for the first byte; False when nothing came."""
+        try:
+            data = self.child.read_nonblocking(65536, timeout=seconds)
+        except (pexpect.TIMEOUT, pexpect.EOF):
+            return False
+        self.raw += data
+        self.stream.feed(data)
+        return True
+
     def settle(self, quiet: float = 0.3, limit: float = 10.0) -> int:
         """Read until nothing came for ``quiet`` seconds; returns the bytes."""
         count = 0

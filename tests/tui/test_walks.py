@@ -110,6 +110,7 @@ async def _walks(make_app: MakeApp, tmp_path: Path, seeds: range) -> None:
         batch = session.report().batch
         if not got["ok"] or got["left"] or got["batch"] != [batch.micro, batch.accumulation, batch.total]:
             wrong.append((asked, got, Path(asked["file"]).read_text()))
+    print(f"{len(seeds)} walks, {len(done)} written, {len(done) - len(wrong)} accepted")
     assert not wrong, f"{len(wrong)} of {len(done)}:\n" + "\n".join(map(str, wrong[:3]))
 
 
