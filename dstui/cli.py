@@ -28,6 +28,7 @@ VERBS: dict[str, Verb] = {
     "versions": Verb("dstui.plain.versions", N_("what a file does differently in another DeepSpeed release")),
     "schema": Verb("dstui.plain.schema", N_("the JSON Schema of ds_config.json, for editors")),
     "estimate": Verb("dstui.plain.estimate", N_("will it fit, on the GPU and in host RAM")),
+    "plan": Verb("dstui.plain.plan", N_("the best config for a machine, with the reasons")),
     "preset": Verb("dstui.plain.preset", N_("list, show, edit and copy presets")),
     "diff": Verb("dstui.plain.diff", N_("difference of two configs in meaning")),
     "init": Verb("dstui.plain.init", N_("the wizard line by line, for scripts and screen readers")),

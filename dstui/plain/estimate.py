@@ -31,6 +31,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file", nargs="?", metavar="FILE", help=_("the ds_config.json; without it: stage 0, bf16, AdamW")
     )
+    question_options(parser)
+    training_options(parser, checkpointing=True)
+    parser.add_argument("--grid", action="store_true", help=_("every stage x offload cell"))
+    parser.add_argument("--json", action="store_true", help=_("the answer as JSON"))
+    parser.add_argument("--format", choices=("text", "json"), default=None, help=argparse.SUPPRESS)
+
+
+def question_options(parser: argparse.ArgumentParser) -> None:
+    """Model, machine and release: what `estimate` and `plan` both ask."""
     parser.add_argument(
         "--model",
         required=True,
@@ -46,6 +55,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--deepspeed", metavar="V", help=_("DeepSpeed release (default: the training interpreter's)")
     )
+
+
+def training_options(parser: argparse.ArgumentParser, *, checkpointing: bool | None) -> None:
+    """How the script trains, for ``training_of``. ``checkpointing``: the default; None leaves it to the verb."""
     how = parser.add_argument_group(_("training"))
     how.add_argument(
         "--micro-batch", type=int, metavar="N", help=_("rows a GPU, where the config leaves it open")
@@ -54,8 +67,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--checkpointing",
         action=argparse.BooleanOptionalAction,
-        default=True,
-        help=_("gradient checkpointing (on)"),
+        default=checkpointing,
+        help=_("gradient checkpointing (on)") if checkpointing else _("gradient checkpointing (chosen)"),
     )
     how.add_argument(
         "--attention", choices=("eager", "sdpa", "flash"), default="sdpa", help=_("kernel (sdpa)")
@@ -99,13 +112,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_false",
         help=_("leave out what runs of this model on this machine have measured"),
     )
-    parser.add_argument("--grid", action="store_true", help=_("every stage x offload cell"))
-    parser.add_argument("--json", action="store_true", help=_("the answer as JSON"))
-    parser.add_argument("--format", choices=("text", "json"), default=None, help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
-    training = _training(args)
+    training = training_of(args)
     config = _config(args.file)
     shape = load_model(args.model)
     facts = facts_for(facts=args.facts, gpus=args.gpus, nodes=args.nodes, ram=args.ram)
@@ -155,7 +165,7 @@ def _grid_code(cells: list[Cell]) -> Exit:
     return Exit.CANNOT if "unknown" in verdicts else Exit.BAD
 
 
-def _training(args: argparse.Namespace) -> Training:
+def training_of(args: argparse.Namespace) -> Training:
     for name in ("micro_batch", "seq", "lora_rank", "param_groups"):
         value = getattr(args, name)
         if value is not None and (value < 1 or value > 100_000_000):
@@ -177,7 +187,7 @@ def _training(args: argparse.Namespace) -> Training:
     return Training(
         micro_batch=args.micro_batch,
         seq=args.seq,
-        checkpointing=args.checkpointing,
+        checkpointing=args.checkpointing is not False,
         attention=args.attention,
         loop=args.loop,
         lora_rank=args.lora_rank,
@@ -289,7 +299,7 @@ def _between(r: Range | None) -> str:
 
 def render(shape: ModelShape, facts: Facts, e: Estimate) -> list[str]:
     """The estimate as text of at most 80 columns: verdict first."""
-    lines = _wrap(_headline(shape, facts, e), "")
+    lines = _wrap(headline(shape, facts, e), "")
     if e.reason:
         lines += _wrap(e.reason)
     if e.binds is not None and e.verdict != "unknown":
@@ -333,7 +343,7 @@ def render(shape: ModelShape, facts: Facts, e: Estimate) -> list[str]:
     return lines
 
 
-def _headline(shape: ModelShape, facts: Facts, e: Estimate) -> str:
+def headline(shape: ModelShape, facts: Facts, e: Estimate) -> str:
     machine = _machine(facts)
     return _("{verdict}: {model} ({n} parameters) on {machine}").format(
         verdict=_verdict_name(e.verdict), model=shape.name, n=count(shape.params), machine=machine
