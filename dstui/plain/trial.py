@@ -240,7 +240,6 @@ def lines(result: Mapping[str, Any], run: RunDir) -> list[str]:
         out += wrap(_("the probe failed: {error}").format(error=text), WIDTH, "")
     if result.get("stored"):
         out += ["", *wrap(_("later estimates of this model on this machine are corrected by it"), WIDTH, "")]
-        out += wrap(result["stored"], WIDTH, "  ")
     elif not result.get("problem"):
         out += ["", *wrap(_not_kept(m), WIDTH, "")]
     return out
@@ -308,6 +307,9 @@ def _phases(result: Mapping[str, Any]) -> list[str]:
         m = p["measured"] or {}
         cells = [p["predicted"], *(m.get(k) for k in ("allocated", "reserved", "device", "host", "pinned"))]
         rows.append((p["phase"], cells))
+    *named, beside = rows if rows and rows[-1][0] == "between" else [*rows, ("", [None] * 6)]
+    if not any(b is not None and all(b > (c[i] or 0) for _p, c in named) for i, b in enumerate(beside[1])):
+        rows = named  # what the script does beside the engine is nowhere the peak
     used = [any(cells[i] is not None for _phase, cells in rows) for i in range(6)]
     if not any(used):
         return []

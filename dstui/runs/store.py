@@ -69,7 +69,8 @@ def write_text(path: Path, text: str, mode: int = 0o600) -> None:
         raise
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in ``path``; None when it is missing, unreadable or no object."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -159,7 +160,7 @@ class RunDir:
     @property
     def manifest(self) -> dict[str, Any]:
         """The manifest as last written. Raises DstuiError when it is unreadable or of a later major format."""
-        data = _read_json(self.manifest_path)
+        data = read_json(self.manifest_path)
         if data is None:
             raise DstuiError(
                 _("{path}: not a readable run manifest").format(path=self.manifest_path),
@@ -177,14 +178,14 @@ class RunDir:
     @property
     def exit(self) -> dict[str, Any] | None:
         """How the run ended; None while it runs (or when its supervisor died before it could write)."""
-        return _read_json(self.exit_path)
+        return read_json(self.exit_path)
 
     def has_ended(self) -> bool:
         return self.exit is not None
 
     @property
     def heartbeat(self) -> dict[str, Any] | None:
-        return _read_json(self.heartbeat_path)
+        return read_json(self.heartbeat_path)
 
     @property
     def name(self) -> str | None:
@@ -194,7 +195,7 @@ class RunDir:
     @property
     def created_at(self) -> float:
         """Epoch seconds; the folder's own time when the manifest cannot be read."""
-        data = _read_json(self.manifest_path)
+        data = read_json(self.manifest_path)
         if data and isinstance(data.get("created_at"), (int, float)):
             return float(data["created_at"])
         try:
@@ -343,7 +344,7 @@ def find_run(
     for run in runs:
         if run.id == reference:
             return run
-    names = {run: str((_read_json(run.manifest_path) or {}).get("name") or "") for run in runs}
+    names = {run: str((read_json(run.manifest_path) or {}).get("name") or "") for run in runs}
     named = [run for run in runs if names[run] == reference]
     if len(named) > 1 and newest is not None:
         newest(

@@ -8,7 +8,6 @@ measurement, predicts the very settings that ran, writes both into ``trial.json`
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -29,7 +28,7 @@ from dstui.runs import calibration
 from dstui.runs.measured import Measured, read_probe
 from dstui.runs.samples import read_peaks
 from dstui.runs.state import read_config
-from dstui.runs.store import RunDir, write_json
+from dstui.runs.store import RunDir, read_json, write_json
 
 SCHEMA_VERSION = 1
 LEAST_STEPS = 2
@@ -120,6 +119,7 @@ class Result:
                 {"phase": p, "predicted": phases.get(p), "measured": self.measured.phases.get(p)}
                 for p in names
             ],
+            "prediction": self.estimate.to_json() if self.estimate else None,
             "step_time": self.measured.step_time,
             "measured": self.measured.to_json(),
             "model": None if self.shape is None else {"name": self.shape.name, "params": self.shape.params},
@@ -136,11 +136,7 @@ def path_of(run: RunDir) -> Path:
 
 def read_result(run: RunDir) -> dict[str, Any] | None:
     """``trial.json``; None before the run was settled."""
-    try:
-        data = json.loads(path_of(run).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return data if isinstance(data, dict) else None
+    return read_json(path_of(run))
 
 
 def used_facts(manifest: Mapping[str, Any]) -> Facts:

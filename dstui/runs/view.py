@@ -22,6 +22,7 @@ from dstui.runs import store
 from dstui.runs.alerts import Alert, AlertBook, Disk, Moment
 from dstui.runs.events import Parser
 from dstui.runs.lamps import Lamp, Live, Said, lamps
+from dstui.runs.measured import FOLDER, Measured, read_probe
 from dstui.runs.ops import offload_device
 from dstui.runs.samples import HostUse, Peaks, RankUse, Sample, read_peaks, read_samples
 from dstui.runs.stall import Stall
@@ -157,6 +158,10 @@ class Snapshot:
     utilisation: Curve = ()
     """Mean over the GPUs of the last minutes; without GPUs the host's CPU share."""
     comparisons: tuple[Comparison, ...] = ()
+    prediction: Mapping[str, Any] | None = None
+    """The estimate as JSON: the one that the run was started with, else the one made from what the probe saw."""
+    phase_memory: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """What the probe measured: phase -> ``allocated reserved device host pinned`` (``dstui.runs.measured``)."""
     log: tuple[str, ...] = ()
     log_size: int = 0
     ending: Ending | None = None
@@ -262,6 +267,8 @@ class RunView:
         self._samples: deque[Sample] = deque(maxlen=SAMPLES)
         self._sample_tail = Tail(run.samples_dir / "1s.jsonl")
         self._peaks: Peaks | None = None
+        self._measured: Measured | None = None
+        self._settled: dict[str, Any] | None = None
         self._state = "starting"
         self._stall: Stall | None = None
         self._offload = False
@@ -298,6 +305,7 @@ class RunView:
         if joining and self._live and self._progress.stepped:
             self._progress.reported_at = self._last_output()
         changed |= self._read_samples()
+        changed |= self._read_probe()
         changed |= self._look_at_processes(now)
         if self._snapshot is None or changed:
             self._snapshot = self._build(now)
@@ -423,6 +431,20 @@ class RunView:
             changed |= bool(lines)
         return changed
 
+    def _read_probe(self) -> bool:
+        """What a measured run's ranks have written so far."""
+        if (self._manifest.get("spec") or {}).get("measure") is None:
+            return False
+        changed = False
+        if self._changed(self.run.path / FOLDER / "rank-0.jsonl"):
+            self._measured = read_probe(self.run)
+            changed = True
+        if self._changed(self.run.path / "trial.json"):
+            self._settled = store.read_json(self.run.path / "trial.json")
+            self._measured = read_probe(self.run)
+            changed = True
+        return changed
+
     def _read_samples(self) -> bool:
         changed = False
         if self._sample_tail.behind or self._sample_tail.offset == 0:
@@ -517,6 +539,8 @@ class RunView:
             ranks=self._ranks(last if fresh else None, exit_data),
             utilisation=self._utilisation(),
             comparisons=self._comparisons(),
+            prediction=self._prediction(),
+            phase_memory=self._measured.phases if self._measured else {},
             log=self._log(),
             log_size=self._tail.offset,
             ending=self._ending,
@@ -637,9 +661,15 @@ class RunView:
                 points.append((round(s.t), round(share, 3)))
         return tuple(points)
 
+    def _prediction(self) -> Mapping[str, Any] | None:
+        made = self._manifest.get("prediction")
+        if not isinstance(made, dict):
+            made = (self._settled or {}).get("prediction")
+        return made if isinstance(made, dict) else None
+
     def _comparisons(self) -> tuple[Comparison, ...]:
-        prediction = self._manifest.get("prediction")
-        if not isinstance(prediction, dict):
+        prediction = self._prediction()
+        if prediction is None:
             return ()
         peaks = self._peaks or Peaks()
         gpu, host = prediction.get("gpu") or {}, prediction.get("host") or {}
@@ -650,6 +680,11 @@ class RunView:
             "device": max(peaks.gpu_used.values()) if on_gpu else None,
             "host": peaks.rss_total,
         }
+        if self._measured is not None:  # from inside the ranks: exact, and only higher than what samples saw
+            for what in ("allocated", "reserved"):
+                inside = getattr(self._measured, what)
+                measured[what] = measured[what] if inside is None else max(inside, measured[what] or 0)
+            measured["host"] = max(self._measured.host or 0, measured["host"] or 0) or None
         predicted = {
             "allocated": gpu.get("allocated"),
             "reserved": gpu.get("reserved"),

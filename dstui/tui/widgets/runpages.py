@@ -32,9 +32,9 @@ from dstui.units import gib
 
 def plan_page(shot: Snapshot, manifest: Mapping[str, Any], cells: int, g: Glyphs) -> list[Line]:
     """Every predicted figure with its range, what was measured so far, and what the prediction assumed."""
-    prediction = manifest.get("prediction")
+    prediction = shot.prediction
     rows: list[Line] = []
-    if not isinstance(prediction, Mapping):
+    if prediction is None:
         rows += wrapped(
             _("This run was started without a prediction: its model was not described."),
             cells - 2, "", " ", cut=g.cut,
@@ -48,6 +48,7 @@ def plan_page(shot: Snapshot, manifest: Mapping[str, Any], cells: int, g: Glyphs
     if shot.state in ("starting", "running", "stalled"):
         text = _("Measured figures are the highest so far; memory is at its peak after the first step.")
         rows += wrapped(text, cells - 2, "dim", " ", cut=g.cut)
+    rows += _by_phase(shot, prediction, cells, g)
     rows += [BLANK, *_parts(prediction, cells, g)]
     rows += _measured(shot, cells, g)
     assumed = [str(t) for t in prediction.get("assumptions") or ()]
@@ -90,6 +91,27 @@ def _table(found: tuple[Comparison, ...], cells: int, g: Glyphs, so_far: bool) -
                 line((f" {pad(_(COMPARED[name]) if n == 0 else '', size)}  ", "dim"), *r)
                 for n, r in enumerate(wrapped(text, cells - size - 4, "dim", cut=g.cut))
             ]
+    return rows
+
+
+def _by_phase(shot: Snapshot, prediction: Mapping[str, Any], cells: int, g: Glyphs) -> list[Line]:
+    """A measured run: what was predicted to be allocated in each phase, beside what the probe saw there."""
+    if not shot.phase_memory:
+        return []
+    thought = {p["phase"]: p.get("total") for p in (prediction.get("gpu") or {}).get("phases") or ()}
+    names = [p for p in PHASE_NAMES if p in shot.phase_memory]
+    columns: list[tuple[str, list[int | None]]] = [(_("predicted"), [thought.get(p) for p in names])]
+    for what in ("allocated", "reserved", "device", "host"):
+        columns.append((_(COMPARED[what]), [shot.phase_memory[p].get(what) for p in names]))
+    columns = [(title, values) for title, values in columns if any(v is not None for v in values)]
+    first = max([width(_(PHASE_NAMES[p])) for p in names] + [8])
+    sizes = [max(width(title), 9) for title, _values in columns]
+    head = "".join("  " + pad(title, n) for (title, _values), n in zip(columns, sizes, strict=True))
+    rows = [BLANK, rule(_("measured by phase"), cells, g), line((" " + pad("GiB", first) + head, "dim"))]
+    for i, p in enumerate(names):
+        texts = ["" if (v := values[i]) is None else f"{v / 2**30:.2f}" for _title, values in columns]
+        row = "".join("  " + pad(t, n) for t, n in zip(texts, sizes, strict=True))
+        rows.append(line(" " + pad(_(PHASE_NAMES[p]), first) + row))
     return rows
 
 
