@@ -335,7 +335,9 @@ def _judge(case: _Case) -> Diagnosis:
     for f in found[1:]:
         if f.cause.code != best.cause.code and all(o.code != f.cause.code for o in others):
             others.append(f.cause)
-    fixes = best.fixes
+    fixes = prices.legal(
+        best.fixes, case.config, _release(case), _world(case), str(case.manifest.get("engine") or "plain")
+    )
     if best.cause.code in _MEMORY:
         fixes = prices.priced(fixes, case.config, case.manifest)
     return Diagnosis(case.outcome, best.cause, best.evidence, fixes, tuple(others[:4]))
@@ -1021,14 +1023,26 @@ def _numerics(case: _Case) -> Iterator[_Finding]:
 
 def _known(case: _Case) -> tuple[Repair, ...]:
     """Wrong results that this release is known for with this config."""
+    return prices.of_rules(case.config, _release(case), _world(case), ("silent-wrong",))
+
+
+def _release(case: _Case) -> str | None:
+    """The run's DeepSpeed, from the manifest or from what it printed."""
     release = prices.release_of(case.manifest)
     if release is None:
-        names = [
-            m.group(1) for e in case.of("init") for m in [re.search(r"info: version=([\d.]+)", e.text)] if m
+        printed = [
+            m.group(1)
+            for e in case.of("init")
+            for m in [re.search(r"info: version=(\d[\d.]*\d)", e.text)]
+            if m
         ]
-        release = names[0].rstrip(".") if names else None
+        release = printed[0] if printed else None
+    return release
+
+
+def _world(case: _Case) -> int | None:
     world = case.manifest.get("world_size")
-    return prices.of_rules(case.config, release, world if isinstance(world, int) else None, ("silent-wrong",))
+    return world if isinstance(world, int) else None
 
 
 def _sound(e: Event) -> bool:

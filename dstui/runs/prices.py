@@ -50,28 +50,74 @@ def priced(
         except (DstuiError, ArithmeticError, LookupError, TypeError, ValueError):
             rows.append((1, fix))
             continue
-        verdict = {"fits": _("fits"), "tight": _("tight"), "no": _("does not fit")}.get(found.verdict)
-        if verdict is None:
+        if found.gpu.device is None:
             rows.append((1, fix))
             continue
+        verdict = {"fits": _("fits"), "tight": _("tight"), "no": _("does not fit")}.get(
+            found.verdict, _("unknown whether it fits")
+        )
         text = _("estimated then: {gpu} of {capacity} on a GPU, {host} of host RAM a node: {verdict}").format(
             gpu=_expected(found.gpu.device),
             capacity=gib(found.gpu.capacity),
             host=_expected(found.host.peak),
             verdict=verdict,
         )
-        rank = {"fits": 0, "tight": 1, "no": 2}[found.verdict]
+        rank = {"fits": 0, "no": 2}.get(found.verdict, 1)
         rows.append((rank, dataclasses.replace(fix, price="; ".join(x for x in (fix.price, text) if x))))
     if not any(rank == 0 for rank, fix in rows if fix.edits):
         try:
             now = estimate(shape, training, config, facts, release=release, world_size=world)
         except (DstuiError, ArithmeticError, LookupError, TypeError, ValueError):
             now = None
-        for change in now.changes if now is not None else ():
-            if change.edits:
-                rows.append((0, Repair(change.title, tuple(change.edits), change.costs)))
+        changes = [c for c in now.changes if c.edits] if now is not None else []
+        rows += [(0, Repair(c.title, tuple(c.edits), c.costs)) for c in changes]
+        cell = None if changes else _first_that_fits(shape, training, config, facts, release, world)
+        if cell is not None:
+            rows.append((0, cell))
     rows.sort(key=lambda row: row[0])
     return tuple(fix for _rank, fix in rows)
+
+
+def _first_that_fits(
+    shape: Any, training: Any, config: Mapping[str, Any], facts: Any, release: str | None, world: int | None
+) -> Repair | None:
+    """The cheapest place for the states that fits, where no single change does."""
+    from dstui.estimate.memory import grid, placed
+
+    try:
+        cells = grid(shape, training, config, facts, release=release, world_size=world)
+    except (DstuiError, ArithmeticError, LookupError, TypeError, ValueError):
+        return None
+    for cell in cells:
+        where = (cell.stage, cell.offload_optimizer, cell.offload_param)
+        zero = placed(config, *where).get("zero_optimization")
+        if (
+            cell.estimate.verdict == "fits" and zero is not None and "nvme" not in where
+        ):  # no path is known for that
+            edit = {
+                "op": "replace" if "zero_optimization" in config else "add",
+                "path": "/zero_optimization",
+                "value": zero,
+            }
+            title = _("ZeRO stage {stage}, optimizer on {optimizer}, parameters on {params}").format(
+                stage=cell.stage,
+                optimizer=_where(cell.offload_optimizer),
+                params=_where(cell.offload_param),
+            )
+            price = _(
+                "estimated then: {gpu} of {capacity} on a GPU, {host} of host RAM a node: {verdict}"
+            ).format(
+                gpu=_expected(cell.estimate.gpu.device),
+                capacity=gib(cell.estimate.gpu.capacity),
+                host=_expected(cell.estimate.host.peak),
+                verdict=_("fits"),
+            )
+            return Repair(title, (edit,), price)
+    return None
+
+
+def _where(device: str) -> str:
+    return {"none": _("the GPUs"), "cpu": _("the CPU")}.get(device, device)
 
 
 def _expected(found: Range | None) -> str:
@@ -110,6 +156,42 @@ def release_of(manifest: Mapping[str, Any]) -> str | None:
     versions = manifest.get("versions")
     release = versions.get("deepspeed") if isinstance(versions, Mapping) else None
     return str(release) if release else None
+
+
+def legal(
+    fixes: Sequence[Repair],
+    config: Mapping[str, Any] | None,
+    release: str | None,
+    world: int | None,
+    engine: str = "plain",
+) -> tuple[Repair, ...]:
+    """``fixes`` without edits that do not apply, or after which ``dstui check`` finds an error it did not find before."""
+    if config is None or not any(f.edits for f in fixes):
+        return tuple(fixes)
+    if any(e.get("value") == "auto" for f in fixes for e in f.edits):
+        engine = "hf"  # nobody else fills it
+    before = _errors(config, release, world, engine)
+    kept = []
+    for fix in fixes:
+        if fix.edits:
+            then = applied(config, fix.edits)
+            if then is None or not _errors(then, release, world, engine) <= before:
+                continue
+        kept.append(fix)
+    return tuple(kept)
+
+
+def _errors(
+    config: Mapping[str, Any], release: str | None, world: int | None, engine: str
+) -> set[tuple[str, str | None]]:
+    from dstui.config import schema
+    from dstui.config.document import Document
+    from dstui.rules.engine import Context, check_document
+
+    reader: Any = {"plain": "deepspeed", "accelerate": "accelerate"}.get(engine, "hf")
+    context = Context(release or schema.newest(), engine=reader, world_size=world)
+    report = check_document(Document.parse(json.dumps(config)), context)
+    return {(f.code, f.pointer) for f in report.findings if f.severity == "error"}
 
 
 def of_rules(

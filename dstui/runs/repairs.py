@@ -161,11 +161,24 @@ def pinning(config: Mapping[str, Any] | None) -> list[Repair]:
 
 def batch(config: Mapping[str, Any] | None, text: str) -> list[Repair]:
     m = re.search(r"(\d+) != (\d+) \* (\d+) \* (\d+)", text)
+    fixes: list[Repair] = []
+    if m and int(m.group(4)) == 1:
+        total, each = int(m.group(1)), int(m.group(2)) * int(m.group(3))
+        if each and total % each == 0 and total // each > 1:
+            fixes.append(
+                Repair(
+                    _(
+                        "DeepSpeed saw 1 rank, the numbers are right for {n}: start with a launcher, and create no "
+                        "zero.Init or config before the ranks are up (DeepSpeed 0.9.0 read it too early)"
+                    ).format(n=total // each)
+                )
+            )
     if not m or "train_batch_size" not in (config or {}):
-        return [Repair(_("leave train_batch_size out and let DeepSpeed derive it"))]
+        return [*fixes, Repair(_("leave train_batch_size out and let DeepSpeed derive it"))]
     micro, gas, world = (int(x) for x in m.groups()[1:])
     product = micro * gas * world
     return [
+        *fixes,
         Repair(
             _("train_batch_size {a} -> {b} (= {micro} x {gas} x {world} ranks)").format(
                 a=m.group(1), b=product, micro=micro, gas=gas, world=world
