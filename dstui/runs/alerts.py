@@ -264,9 +264,9 @@ def throttling(samples: Sequence[Sample], now: float, stands: bool) -> Alert | N
 
 
 def _climb(
-    points: Sequence[tuple[float, float]], capacity: float, stands: bool
+    points: Sequence[tuple[float, float]], capacity: float, room: float, stands: bool
 ) -> tuple[float, float] | None:
-    """(bytes gained, seconds to a full memory) of a series that rises through every quarter of the window."""
+    """(bytes gained, seconds until ``room`` is used up) of a series that rises through every quarter of the window."""
     if len(points) < 16 or points[-1][0] - points[0][0] < 0.9 * CLIMB_SECONDS:
         return None
     size = len(points) // 4
@@ -278,7 +278,7 @@ def _climb(
     if gained < (0.5 if stands else 1.0) * CLIMB * capacity:
         return None
     seconds = 0.75 * (points[-1][0] - points[0][0])
-    left = max(0.0, capacity - points[-1][1]) / (gained / seconds)
+    left = max(0.0, room) / (gained / seconds)
     return (gained, left) if left < (2.0 if stands else 1.0) * CLIMB_LEFT else None
 
 
@@ -292,7 +292,7 @@ def climbs(samples: Sequence[Sample], now: float, p: Progress, stands: frozenset
     cards: dict[int, list[tuple[float, float]]] = {}
     sizes: dict[int, int] = {}
     host: list[tuple[float, float]] = []
-    capacity = 0
+    capacity = others = 0
     for s in window:
         for g in s.gpus:
             if g.memory_used is not None and g.memory_total:
@@ -301,16 +301,16 @@ def climbs(samples: Sequence[Sample], now: float, p: Progress, stands: frozenset
         rss = [r.rss for r in s.ranks if r.rss is not None]
         if rss and s.host.capacity:
             host.append((s.t, sum(rss)))
-            capacity = s.host.capacity
+            capacity, others = s.host.capacity, s.host.used or sum(rss)
     worst: tuple[float, int, float, float] | None = None
     for index, points in cards.items():
-        rise = _climb(points, sizes[index], "gpu-memory-climbs" in stands)
+        rise = _climb(points, sizes[index], sizes[index] - points[-1][1], "gpu-memory-climbs" in stands)
         if rise is not None and (worst is None or rise[1] < worst[0]):
             worst = (rise[1], index, rise[0], points[-1][1])
     if worst is not None:
         left, index, gained, used = worst
         found.append(_climbing("gpu-memory-climbs", window[0].t, gained, left, used, sizes[index], 1, index))
-    rise = _climb(host, capacity, "host-memory-climbs" in stands) if capacity else None
+    rise = _climb(host, capacity, capacity - others, "host-memory-climbs" in stands) if host else None
     if rise is not None:
         found.append(_climbing("host-memory-climbs", window[0].t, *rise, host[-1][1], capacity, 4))
     return found
