@@ -32,9 +32,9 @@ from dstui.units import gib
 
 def plan_page(shot: Snapshot, manifest: Mapping[str, Any], cells: int, g: Glyphs) -> list[Line]:
     """Every predicted figure with its range, what was measured so far, and what the prediction assumed."""
-    prediction = shot.prediction
+    prediction = shot.prediction or manifest.get("prediction")
     rows: list[Line] = []
-    if prediction is None:
+    if not isinstance(prediction, Mapping):
         rows += wrapped(
             _("This run was started without a prediction: its model was not described."),
             cells - 2, "", " ", cut=g.cut,
