@@ -328,7 +328,7 @@ def with_timers(spec: RunSpec) -> RunSpec:
         {"op": "replace" if key in doc.data else "add", "path": f"/{key}", "value": value}
         for key, value in (("wall_clock_breakdown", True), ("comms_logger", _COMMS))
     ]
-    return dataclasses.replace(spec, config_text=doc.edited(edits).text)
+    return dataclasses.replace(spec, config_text=doc.edited(edits).text, steps_per_print=1)
 
 
 # -- the controller ---------------------------------------------------------------------------------------------
@@ -426,11 +426,11 @@ class Controller:
         return self.stopping
 
     def _complaint(self) -> str:
-        for entry in reversed(self.ab.data["runs"]):
-            if entry["kind"] in self.failed:
-                label = self.plan.labels[entry["kind"]]
-                return _("{label}: run {id} failed; dstui diagnose {id}").format(label=label, id=entry["run"])
-        return ""
+        last = {entry["kind"]: entry["run"] for entry in self.ab.data["runs"]}
+        return "; ".join(
+            _("{label}: run {id} failed; dstui diagnose {id}").format(label=self.plan.labels[k], id=last[k])
+            for k in sorted(self.failed)
+        )
 
     def _put(self, **fields: Any) -> None:
         write_json(self.ab.path / "ab.json", {**self.ab.data, **fields})

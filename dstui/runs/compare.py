@@ -158,7 +158,7 @@ def measure(run: RunDir, price_per_gpu_hour: float | None = None) -> Measured:
         tokens_per_second=statistics.median(found.tokens) if found.tokens else None,
         samples_per_second=rate,
         gpu_peak=max(peaks.gpu_used.values(), default=None),
-        allocated_peak=(found.allocated or progress.peak_allocated) if cards else None,
+        allocated_peak=found.allocated if cards else None,
         host_peak=max(sum(peaks.rank_rss.values()), found.rss or 0) or None,
         gpu_utilisation=statistics.fmean(use) if use else None,
         gpu_power=statistics.fmean(power) if power else None,

@@ -42,8 +42,6 @@ CHUNK_SECONDS = 20.0
 """Sampled steps are averaged over at least this long, which keeps the error of the two ends below a tenth."""
 BACKWARD_COMMUNICATION = ("bwd_allreduce", "bwd_allreduce_microstep")
 _COMM = re.compile(r"comm op: (\w+).*?\| time \(ms\): ([\d.]+)")
-_SUMMARY_HEAD = re.compile(r"^Comm\. Op\s+Message Size\s+Count\s+Total Latency\(ms\)")
-_SUMMARY_ROW = re.compile(r"^\s+[\d.]+ ?[KMGTP]?B?\s+(\d+)\s+([\d.]+)\s+[\d.]+\s+[\d.]+\s+[\d.]+\s*$")
 
 
 class Interval(NamedTuple):
@@ -160,15 +158,12 @@ class _Reader:
         self.tokens: list[tuple[int, float]] = []
         self.timers: list[tuple[int, float]] = []
         self.operations: list[tuple[int, str, float]] = []
-        self.summary: dict[str, float] = {}
         self.probe_tokens: list[tuple[int, float]] = []
         """Of rank 0 alone."""
         self.first: tuple[int, float] | None = None
         self.last: tuple[int, float] | None = None
         self._stamp: tuple[int, float] | None = None
         self._seen: int | None = None
-        self._op: str | None = None
-        self._in_summary = False
 
     def probe(self, run: RunDir) -> None:
         """The steps that ``dstui.runs.probe`` timed in rank 0; nothing where the run has no probe."""
@@ -192,21 +187,10 @@ class _Reader:
         self.last = (step, float(e["t"]))
 
     def line(self, text: str) -> None:
-        """What ``deepspeed.comm`` prints: one line an operation (``verbose``), or the table of ``log_summary()``."""
-        if "comm op:" in text:
-            m = _COMM.search(text)
-            if m:
-                self.operations.append((self._seen or 0, m.group(1), float(m.group(2)) / 1000))
-        elif "Comm. Op" in text and _SUMMARY_HEAD.match(clean(text)):
-            self._in_summary, self.summary = True, {}
-        elif self._in_summary:
-            row = _SUMMARY_ROW.match(text)
-            if row and self._op:
-                self.summary[self._op] = self.summary.get(self._op, 0.0) + float(row.group(2)) / 1000
-            elif re.fullmatch(r"\w+", text.strip()):
-                self._op = text.strip()
-            elif not row:
-                self._in_summary = False
+        """One collective of rank 0, as ``comms_logger`` prints it with ``verbose``."""
+        m = _COMM.search(text)
+        if m:
+            self.operations.append((self._seen or 0, m.group(1), float(m.group(2)) / 1000))
 
     def event(self, e: Event) -> None:
         p, v = self.progress, e.values
@@ -270,7 +254,7 @@ def read(run: RunDir) -> Pace:
             for line in lines:
                 for event in parser.feed(line):
                     reader.event(event)
-                if "omm" in line.text or reader._in_summary:
+                if "comm op:" in line.text:
                     reader.line(line.text)
     finally:
         tail.close()
@@ -393,19 +377,30 @@ def _resolution(source: str | None, steps: Sequence[Interval]) -> float:
 def _communication(
     reader: _Reader, warmup: int, steps: Sequence[Interval]
 ) -> tuple[dict[str, float], float | None]:
-    """Seconds a step by collective, and their share. From single operations where they were printed, else from the table, which holds the whole run."""
+    """Seconds a step by collective, and their share of the median step.
+
+    Each line's time is the *sum* of all so far of that name: the timer is stopped without a reset and read with
+    ``elapsed(reset=False)`` (``comm/comm.py`` timed_op and ``utils/timer.py``, 0.18.9 and 0.19.8; executed). The table
+    of ``log_summary()`` adds these sums up again and tells nothing. A series that falls is taken as single times.
+    """
+    first = min((s for s, _op, _t in reader.operations if s >= warmup), default=0)
+    last = max((s for s, _op, _t in reader.operations), default=0)
+    series: dict[str, list[tuple[int, float]]] = {}
+    for step, op, seconds in reader.operations:  # printed after step n: it belongs to step n + 1
+        series.setdefault(op, []).append((step, seconds))
     operations: dict[str, float] = {}
-    step_time = statistics.median(i.seconds for i in steps) if steps else None
-    last = reader.last[0] if reader.last else 0
-    # an operation that was printed after step n belongs to step n + 1
-    each = [(s, op, t) for s, op, t in reader.operations if warmup <= s < last]
-    if each and last > warmup:
-        for _s, op, t in each:
-            operations[op] = operations.get(op, 0.0) + t / (last - warmup)
-    elif reader.summary and last:
-        operations = {op: t / last for op, t in reader.summary.items()}
-    operations = {op: t for op, t in operations.items() if op != "barrier"}
-    return operations, sum(operations.values()) / step_time if operations and step_time else None
+    for op, rows in series.items():
+        if op == "barrier" or last <= first:
+            continue
+        within_window = [t for s, t in rows if first <= s < last]
+        if all(a <= b for (_s, a), (_n, b) in itertools.pairwise(rows)):
+            before = [t for s, t in rows if s < first]
+            spent = within_window[-1] - (before[-1] if before else 0.0) if within_window else 0.0
+        else:
+            spent = sum(within_window)
+        operations[op] = spent / (last - first)
+    each = statistics.median(i.seconds for i in steps) if steps else None
+    return operations, sum(operations.values()) / each if operations and each else None
 
 
 def _median(values: Sequence[float]) -> float | None:

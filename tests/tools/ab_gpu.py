@@ -27,13 +27,16 @@ TRAIN = REPO / "tests" / "tools" / "ab_train.py"
 
 def config(stage: int, offload: bool, micro: int) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": stage, "overlap_comm": True, "contiguous_gradients": True}
+    adam: dict[str, Any] = {"lr": 1e-4}
     if offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    else:
+        adam["torch_adam"] = True  # nothing to build
     return {
         "train_micro_batch_size_per_gpu": micro,
         "gradient_accumulation_steps": 1,
         "bf16": {"enabled": True},
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+        "optimizer": {"type": "AdamW", "params": adam},
         "zero_optimization": zero,
     }
 
