@@ -24,7 +24,7 @@ from dstui.runs.replay import ReplayView
 from dstui.runs.samples import Sample, read_history
 from dstui.runs.state import Progress, batch_of, read_config, steps_asked
 from dstui.runs.store import RunDir
-from dstui.runs.tail import Tail, clean
+from dstui.runs.tail import Tail
 
 SOURCES = ("probe", "stamps", "script", "throughput", "timers", "bar", "trainer", "samples")
 """``probe``: measured from inside the rank (``dstui.runs.probe``), on the card's own clock where there is one, from the
