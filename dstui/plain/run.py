@@ -15,14 +15,11 @@ from dstui.i18n import _
 from dstui.runs import command as commands
 from dstui.runs import script as scripts
 from dstui.runs import store
+from dstui.runs.measured import STEPS
 from dstui.runs.preflight import Problem, preflight
 from dstui.runs.spec import ENGINES, LAUNCHERS, RunSpec
 from dstui.runs.start import start
 from dstui.runs.store import RunDir
-
-MEASURED_STEPS = 5
-"""Optimizer steps that a measured run or a trial takes unless told otherwise: the first makes the optimizer's states
-and warms caches, the second and third are like all later ones; two more show the spread of step times."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -148,7 +145,7 @@ def spec_of(args: argparse.Namespace) -> RunSpec:
         on_event=args.on_event,
         rank_logs=args.rank_logs,
         engine=args.engine or "plain",
-        measure=MEASURED_STEPS if getattr(args, "measure", False) else None,
+        measure=STEPS if getattr(args, "measure", False) else None,
     )
     if args.engine is None:
         path = commands.script_path(spec)

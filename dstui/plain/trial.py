@@ -23,7 +23,7 @@ from dstui.plain.columns import pad, wrap
 from dstui.plain.estimate import WIDTH
 from dstui.runs import command as commands
 from dstui.runs import control, store, trial
-from dstui.runs.measured import FOLDER, read_probe
+from dstui.runs.measured import FOLDER, STEPS, as_trial, read_probe
 from dstui.runs.spec import RunSpec
 from dstui.runs.store import RunDir
 from dstui.units import GiB, count, gib
@@ -38,9 +38,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps",
         type=int,
-        default=running.MEASURED_STEPS,
+        default=STEPS,
         metavar="N",
-        help=_("optimizer steps, default {n}; then the run ends by itself").format(n=running.MEASURED_STEPS),
+        help=_("optimizer steps, default {n}; then the run ends by itself").format(n=STEPS),
     )
     parser.add_argument(
         "--model",
@@ -86,9 +86,7 @@ def trial_spec(spec: RunSpec, *, steps: int, model: str | None = None) -> RunSpe
         asked = subject(load_model(model), Training())
     elif spec.subject is None and commands.script_path(spec).resolve() == tiny_gpt_script():
         asked = _tiny_gpt(spec)
-    return dataclasses.replace(
-        spec, measure=steps, trial=True, subject=asked or spec.subject, name=spec.name or "trial"
-    )
+    return as_trial(dataclasses.replace(spec, subject=asked or spec.subject), steps)
 
 
 def _tiny_gpt(spec: RunSpec) -> dict[str, Any]:

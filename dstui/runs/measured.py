@@ -19,9 +19,17 @@ from dstui.units import GiB
 
 SCHEMA_VERSION = 1
 FOLDER = "probe"
+STEPS = 5
+"""Optimizer steps that a measured run or a trial takes unless told otherwise: the first makes the optimizer's states
+and warms caches, the second and third are like all later ones; two more show the spread of step times."""
 _IDLE_CARD = GiB
 """More than this on a card before the run is somebody else's, so the card's figure is not the run's."""
 _MOST_BYTES = 16 << 20
+
+
+def as_trial(spec: RunSpec, steps: int = STEPS) -> RunSpec:
+    """``spec`` as a run of ``steps`` optimizer steps that exists to be measured."""
+    return dataclasses.replace(spec, measure=steps, trial=True, name=spec.name or "trial")
 
 
 def equip(command: Command, spec: RunSpec, run: RunDir, environ: Mapping[str, str]) -> Command:

@@ -47,6 +47,7 @@ ACTIONS: list[Action] = [
     Action("wizard", "write", "w,f3", N_("write the file (review)")),
     Action("wizard", "keep", "s,f5", N_("save the config as a preset (review)")),
     Action("wizard", "launch", "l,f4", N_("launch the run (review)")),
+    Action("wizard", "trial", "t,f7", N_("a trial: a few steps, measured (review)")),
     Action("form", "up", "up,shift+tab", N_("up")),
     Action("form", "down", "down", N_("down")),
     Action("form", "enter", "enter", N_("choose; on what is chosen: next step")),

@@ -179,11 +179,18 @@ class Review:
 
     def launch(self, screen: WizardScreen) -> None:
         """Start the run in the background and open the monitor on it."""
+        self._start(screen, self.launch, trial=False)
+
+    def try_out(self, screen: WizardScreen) -> None:
+        """The same for a few measured steps; the monitor's page "plan" then has what they took, by phase."""
+        self._start(screen, self.try_out, trial=True)
+
+    def _start(self, screen: WizardScreen, again: Callable[[WizardScreen], None], *, trial: bool) -> None:
         report = screen.report
         if self._starting:
             return
         if self._prepared is None or report is None or not screen.fresh:
-            self._then = self.launch
+            self._then = again
             screen.say(_("computing, then starting ..."))
             return
         stops = (*report.blockers, *report.launch_blockers)
@@ -192,13 +199,15 @@ class Review:
             screen.say(_("not started: {why}").format(why=stops[0] if stops else _("no facts yet")), "bad")
             return
         self._starting = True
-        screen.say(_("starting the run ..."))
+        screen.say(_("starting the trial ...") if trial else _("starting the run ..."))
         copy = screen.session.fork()
 
         def work() -> str:
+            from dstui.runs.measured import as_trial
             from dstui.runs.start import start
 
-            run_id = start(copy.run_spec(), facts).id
+            spec = copy.run_spec()
+            run_id = start(as_trial(spec) if trial else spec, facts).id
             copy.remember()
             return run_id
 

@@ -376,8 +376,8 @@ class WizardScreen(BaseScreen):
             return [*keys, ("Tab", _("complete"))] if f is not None and f.kind == "path" else keys
         if self.step_id == "review":
             return [
-                ("Enter", _("launch")), ("w", _("write only")), ("s", _("save as preset")), ("Space", _("edit")),
-                ("v", _("fit, findings")), ("Tab", _("scroll")), ("Left", _("back")),
+                ("Enter", _("launch")), ("w", _("write only")), ("s", _("save as preset")), ("t", _("trial")),
+                ("Space", _("edit")), ("v", _("fit, findings")), ("Tab", _("scroll")), ("Left", _("back")),
             ]  # fmt: skip
         text = self.form.takes_text
         keys = [("Enter", _("next") if self.form.would_finish() else _("choose"))]
@@ -607,3 +607,10 @@ class WizardScreen(BaseScreen):
             self.show_step(len(STEPS) - 1)
             return
         self._review.launch(self)
+
+    def action_trial(self) -> None:
+        """Start a few steps of the run, to be measured, and show them."""
+        if self.step_id != "review":
+            self.show_step(len(STEPS) - 1)
+            return
+        self._review.try_out(self)
