@@ -46,6 +46,8 @@ actions.register(
         Action("runs", "open_config", "o", N_("open its config in the wizard")),
         Action("runs", "log", "l", N_("watch the run's log")),
         Action("runs", "replay", "r", N_("play the run back, ten times as fast")),
+        Action("runs", "mark", "space", N_("mark the run, to compare it")),
+        Action("runs", "compare", "c", N_("compare the marked runs")),
         Action("runs", "back", "escape,left,left_square_bracket", N_("start")),
     ],
 )
@@ -147,6 +149,8 @@ class RunsScreen(BaseScreen):
         self._lister = _Lister()
         self._poller: Poller[tuple[Entry, ...]] | None = None
         self._problem = ""
+        self._marked: list[str] = []
+        """Ids, in the order in which they were marked: the first is the base of a comparison."""
 
     def compose_body(self) -> ComposeResult:
         yield Table(id="table")
@@ -236,6 +240,9 @@ class RunsScreen(BaseScreen):
             return [("Left", _("start"))]
         keys = [("Enter", _("watch")), ("l", _("log")), ("o", _("config in the wizard"))]
         keys += [("s", _("stop"))] if entry.state in LIVE else [("r", _("replay")), ("x", _("forget"))]
+        if self._marked:
+            keys.insert(0, ("c", _("compare")))
+        keys.insert(1, ("Space", _("mark")))
         return [*keys, ("Left", _("start"))]
 
     def _draw(self) -> None:
@@ -292,8 +299,9 @@ class RunsScreen(BaseScreen):
             e.state, "" if e.state in LIVE else "dim"
         )
         name = _("damaged") if e.problem else e.name or Path(e.script).name
+        mark = f"{self.glyphs.ticked} " if e.id in self._marked else ""
         cells = (
-            f"{letter} {word}",
+            f"{mark}{letter} {word}",
             e.id,
             name,
             _("{age} ago").format(age=rough(now - e.created)),
@@ -357,6 +365,28 @@ class RunsScreen(BaseScreen):
     def action_replay(self) -> None:
         if self.entry is not None and not self.entry.problem:
             self.dstui.open_run(reference(store.find_run(self.entry.id), REPLAY_SPEED))
+
+    def action_mark(self) -> None:
+        if self.entry is None:
+            return
+        if self.entry.id in self._marked:
+            self._marked.remove(self.entry.id)
+        elif not self.entry.problem:
+            self._marked.append(self.entry.id)
+        self._draw_frame()
+        self._draw()
+
+    def action_compare(self) -> None:
+        there = {e.id for e in self._entries or ()}
+        chosen = [i for i in self._marked if i in there]
+        if len(chosen) == 1 and self.entry is not None and self.entry.id not in chosen:
+            chosen.append(self.entry.id)
+        if len(chosen) < 2:
+            self.say(_("mark two runs or more with Space, the base first"))
+            return
+        from dstui.tui.screens.compare import CompareScreen
+
+        self.app.push_screen(CompareScreen(chosen))
 
     def action_back(self) -> None:
         self.app.switch_mode("start")
