@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dstui.errors import DstuiError, Exit
 from dstui.i18n import _
 from dstui.plain.which import run_to_read
-from dstui.runs import store
+from dstui.runs import ranklogs, store
 from dstui.runs.adopt import adopt_lost
 from dstui.runs.store import RunDir
 
@@ -23,6 +23,7 @@ _POLL = 0.2
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", nargs="?", default="last", metavar="RUN", help=_("default: the newest"))
     parser.add_argument("-f", "--follow", action="store_true", help=_("go on until the run ends"))
+    parser.add_argument("--rank", type=int, metavar="N", help=_("only this rank (of a run with --rank-logs)"))
     parser.add_argument("-n", type=int, metavar="N", help=_("only the last N lines"))
 
 
@@ -30,9 +31,52 @@ def run(args: argparse.Namespace) -> int:
     adopt_lost()
     target = run_to_read(args.run)
     sys.stdout.flush()
-    copy(target, sys.stdout.buffer.write, lines=args.n, follow=args.follow)
+    if args.rank is None:
+        copy(target, sys.stdout.buffer.write, lines=args.n, follow=args.follow)
+    else:
+        copy_rank(target, args.rank, sys.stdout.buffer.write, lines=args.n, follow=args.follow)
     sys.stdout.buffer.flush()
     return Exit.OK
+
+
+def copy_rank(
+    run: RunDir,
+    rank: int,
+    write: Callable[[bytes], object],
+    *,
+    lines: int | None = None,
+    follow: bool = False,
+) -> None:
+    """Send what one rank wrote to ``write``; a launcher that keeps stdout and stderr apart gives two parts."""
+    paths = list(ranklogs.files_of(run, rank))
+    if not paths:
+        known = ", ".join(map(str, ranklogs.ranks_of(run)))
+        raise DstuiError(
+            _("run {id} has no log of rank {rank}").format(id=run.id, rank=rank),
+            _("there are: {names}").format(names=known)
+            if known
+            else _(
+                "start it with --rank-logs (not with the launcher python: its one rank writes the whole log)"
+            ),
+        )
+    open_files = {path: os.open(path, os.O_RDONLY) for path in paths}
+    shown = None
+    try:
+        offsets = {p: 0 if lines is None else _last_lines(fd, lines) for p, fd in open_files.items()}
+        while True:
+            over = not follow or run.has_ended() or store.state(run) == "lost"
+            for path, fd in open_files.items():
+                if len(paths) > 1 and shown != path and os.fstat(fd).st_size > offsets[path]:
+                    write(f"==> {path.relative_to(run.rank_logs)} <==\n".encode())
+                    shown = path
+                offsets[path] = _drain(fd, offsets[path], write)
+            if over:
+                return
+            sys.stdout.flush()
+            time.sleep(_POLL)
+    finally:
+        for fd in open_files.values():
+            os.close(fd)
 
 
 def copy(

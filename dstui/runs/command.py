@@ -21,7 +21,7 @@ from typing import Any
 from dstui.errors import DstuiError
 from dstui.facts.model import Facts, Gpu, Interpreter
 from dstui.i18n import _
-from dstui.runs import answers
+from dstui.runs import answers, ranklogs
 from dstui.runs import script as scripts
 from dstui.runs.script import CONFIG_FLAGS, Look
 from dstui.runs.spec import RunSpec
@@ -482,20 +482,22 @@ def build(
         added["ACCELERATE_USE_DEEPSPEED"] = "true"
         added["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(config)
 
+    logs, more = ranklogs.options(launcher, folder / "rank-logs") if spec.rank_logs else ([], {})
+    added.update(more)
     if launcher == "deepspeed":
         argv = _deepspeed(spec, python, devices, per_node, port, look, facts)
-        argv += [target, *args]
+        argv += [*logs, target, *args]
     elif launcher == "torchrun":
-        argv = [*_torchrun(python, per_node, port), target, *args]
+        argv = [*_torchrun(python, per_node, port), *logs, target, *args]
     elif launcher == "accelerate":
         files["accelerate.yaml"] = accelerate_config(config if copy is not None else None, per_node, port)
         argv = [python, "-m", "accelerate.commands.launch", "--config_file", str(folder / "accelerate.yaml")]
-        argv += [target, *args]
+        argv += [*logs, target, *args]
     elif launcher == "llamafactory":
         # What `FORCE_TORCHRUN=1 llamafactory-cli train` starts through a shell. `-m llamafactory.cli` is no
         # way: in some releases that module does nothing when it is run (cli.py without a main guard).
         added["FORCE_TORCHRUN"] = "1"
-        argv = [*_torchrun(python, per_node, port), "-m", "llamafactory.launcher", target, *args]
+        argv = [*_torchrun(python, per_node, port), *logs, "-m", "llamafactory.launcher", target, *args]
     elif launcher == "swift":
         added.update(NPROC_PER_NODE=str(per_node), MASTER_PORT=str(port))
         argv = [python, "-m", "swift.cli.main", spec.script, *args]

@@ -48,6 +48,7 @@ from dstui.runs.processes import (
     still_alive,
 )
 from dstui.runs.quiet import Ear
+from dstui.runs.ranklogs import Merger, all_logs
 from dstui.runs.samples import Sampler
 from dstui.runs.stall import Stall
 from dstui.runs.state import read_config
@@ -156,6 +157,7 @@ class LogKeeper:
         self.copied: int | None = None
         """Bytes of the deleted file that are in the new one; None while nobody deleted it."""
         self.punched = _LOG_HEAD
+        self.punched_ranks: dict[Path, int] = {}
         self.can_punch = True
         self.ahead: dict[Path, int] = {}
         """Up to where blocks are reserved in each file; -1 where the file system cannot."""
@@ -170,11 +172,28 @@ class LogKeeper:
         size = os.fstat(self.fd).st_size
         if self.copied is not None:
             self._copy(size)
+        self._bound_rank_logs()
         if size - self.punched > self.limit - _LOG_HEAD:
             dropped = self._drop_middle(size, keep=self.limit // 2)
             if dropped and event is None:
                 event = {"event": "log_trimmed", "dropped_until": self.punched}
         return event
+
+    def _bound_rank_logs(self) -> None:
+        """Each rank's log keeps its share of the limit: the beginning and the newest part, as ``out.log`` does."""
+        paths = all_logs(self.run)
+        for path in paths:
+            limit = max(self.limit // len(paths), 4 * _LOG_HEAD)
+            size, punched = path.stat().st_size, self.punched_ranks.get(path, _LOG_HEAD)
+            end = (size - limit // 2) // 4096 * 4096
+            if size - punched <= limit - _LOG_HEAD or end <= punched:
+                continue
+            fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                self._fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, punched, end - punched)
+            finally:
+                os.close(fd)
+            self.punched_ranks[path] = end
 
     def free_space(self) -> dict[str, Any] | None:
         """The disk is nearly full: give the middle of the log back."""
@@ -187,6 +206,8 @@ class LogKeeper:
         """Keep blocks ready for what the ranks write next; on a full disk the log's own middle gives them."""
         event = None
         for path in self.run.metrics_dir.glob("*/*.csv"):
+            self._reserve(path, _METRIC_AHEAD)
+        for path in all_logs(self.run):
             self._reserve(path, _METRIC_AHEAD)
         if not self._reserve(self.run.out_log, _AHEAD) and self.can_punch:
             size = os.fstat(self.fd).st_size
@@ -289,6 +310,7 @@ class Supervisor:
         self.launcher_code: int | None = None
         self.stop: Stop | None = None
         self.log = LogKeeper(run, int(self.manifest.get("log_limit") or 1 << 30))
+        self.rank_logs = Merger(run, self.log.fd)
         self.cgroup = Cgroup()
         self.selector = selectors.DefaultSelector()
         self.sampling: threading.Thread | None = None
@@ -580,6 +602,7 @@ class Supervisor:
         self.tell_stall(now)
         self.hooks.tick(now)
         try:
+            self.rank_logs.tick()
             events = [self.log.tick(), self.log.reserve()]
         except OSError as e:
             events = [{"event": "log_trouble", "cause": str(e)}]
@@ -750,6 +773,8 @@ class Supervisor:
         assert code is not None
         at_exit = [w for w in self.watched.values() if w.rank is not None and w.ended_at is None]
         self.end_leftovers()
+        with contextlib.suppress(OSError):
+            self.rank_logs.tick(last=True)
         self.free_shared_memory()
         self.end_sampling()
         removed = self.free_locks()
