@@ -97,6 +97,11 @@ def add_spec_options(parser: argparse.ArgumentParser, *, twice: bool = False) ->
         help=_("shell command that the supervisor runs on end, failure and stall; '' = none"),
     )
     parser.add_argument(
+        "--progress",
+        metavar="REGEX",
+        help=_("how the script reports a step, e.g. 'it (?P<step>\\d+) L=(?P<loss>[\\d.]+)'"),
+    )
+    parser.add_argument(
         "--rank-logs", action="store_true", help=_("a log of its own for each rank, beside the common one")
     )
 
@@ -144,6 +149,7 @@ def spec_of(args: argparse.Namespace) -> RunSpec:
         instrument=not args.no_instrument,
         on_event=args.on_event,
         rank_logs=args.rank_logs,
+        progress=args.progress,
         engine=args.engine or "plain",
         measure=STEPS if getattr(args, "measure", False) else None,
     )

@@ -180,6 +180,15 @@ _ALL = (
         N_("give accelerate the same number (Accelerator(gradient_accumulation_steps=...), or `auto` in the config)"),
     ),
     Cause(
+        "DR304", "steps-unequal", 3,
+        N_("the ranks did not do the same number of steps"),
+        N_("a rank ends well; the others then lose it or wait for it until the time-out"),
+        N_("another number of batches or of accumulation steps on a rank: at the end it does not come to the reduction "
+           "for which the others wait"),
+        N_("one gradient_accumulation_steps for all ranks; drop_last=True and a DistributedSampler, so that every rank "
+           "gets the same number of batches"),
+    ),
+    Cause(
         "DR401", "host-oom-kill", 4,
         N_("the host ran out of memory and the kernel killed a rank"),
         N_("a rank is gone without a word: return code -9, `deepspeed` exits with 247, a container with 137"),

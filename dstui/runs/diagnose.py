@@ -24,7 +24,7 @@ from dstui.errors import DstuiError
 from dstui.i18n import _, ngettext
 from dstui.runs import messages, prices, repairs, store
 from dstui.runs.causes import BY_CODE, CHECKPOINTS
-from dstui.runs.events import Event, Failure, Parser
+from dstui.runs.events import Event, Failure, parser_of
 from dstui.runs.processes import signal_name
 from dstui.runs.repairs import Repair
 from dstui.runs.state import read_config
@@ -201,7 +201,7 @@ def diagnose_run(run: RunDir, config: Mapping[str, Any] | None = None) -> Diagno
     except DstuiError:
         head, tail = [], []
     file = LogFile(run.out_log)
-    events, more = _events(head, tail)
+    events, more = _events(head, tail, manifest)
     case = _Case(
         outcome=state,
         file=str(run.out_log),
@@ -251,7 +251,7 @@ def _living(run: RunDir, state: str) -> Diagnosis:
 def _log_case(
     name: str, head: list[Line], tail: list[Line], config: Mapping[str, Any] | None, number: Any
 ) -> _Case:
-    events, more = _events(head, tail)
+    events, more = _events(head, tail, {})
     case = _Case("unknown", name, events, more, config, number=number)
     case.outcome = _outcome(case)
     return case
@@ -273,11 +273,13 @@ def _read(path: Path) -> tuple[list[Line], list[Line]]:
     return head, found[1:]
 
 
-def _events(head: list[Line], tail: list[Line]) -> tuple[list[Event], list[Line]]:
-    parser = Parser()
+def _events(
+    head: list[Line], tail: list[Line], manifest: Mapping[str, Any]
+) -> tuple[list[Event], list[Line]]:
+    parser = parser_of(manifest)
     events = parser.feed_all(head) + parser.finish()
     if tail:
-        parser = Parser()
+        parser = parser_of(manifest)
         events += parser.feed_all(tail) + parser.finish()
     return events, tail or head
 
@@ -316,6 +318,7 @@ def _judge(case: _Case) -> Diagnosis:
         _killed,
         _exceptions,
         _native,
+        _out_of_step,
         _collectives,
         _builds,
         _numerics,
@@ -405,6 +408,7 @@ def _killed(case: _Case) -> Iterator[_Finding]:
             )
         )
     evidence += _memory_evidence(case)
+    evidence += [case.line(e.offset, e.text) for e in case.of("pinned")[-1:]]
     if own:
         certainty: Certainty = "certain"
         detail = ngettext(
@@ -904,6 +908,27 @@ def _native(case: _Case) -> Iterator[_Finding]:
     detail = _("a rank ended by {signal}").format(signal=signal_name(-code))
     named = Named("DR403" if shm else "DR712", "possible" if shm else _recorded(case, agrees=True), detail)
     yield _Finding(named, tuple(evidence), weight=50 if _said(case) else 72)
+
+
+def _out_of_step(case: _Case) -> Iterator[_Finding]:
+    """A rank was through and ended well, the others then missed it in a collective."""
+    well = case.of("rank_ok")
+    failures = _failures(case)
+    waited = [e for e in case.of("collective") if e.values.get("timeout")]
+    if not well or case.outcome != "failed" or _said(case) or not (failures or waited):
+        return
+    shown = [case.line(well[0].offset, well[0].text)]
+    shown += [case.line(f.offset, f"{f.type}: {f.message}") for f in failures[:1]]
+    shown += [case.line(e.offset, e.text) for e in waited[:1]]
+    yield _Finding(
+        Named(
+            "DR304",
+            "likely" if case.stepped else "possible",
+            _("a rank ended well while the others went on"),
+        ),
+        tuple(shown),
+        weight=77,
+    )
 
 
 def _collectives(case: _Case) -> Iterator[_Finding]:

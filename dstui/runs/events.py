@@ -12,12 +12,15 @@ transformers ``trainer_callback.py``; tqdm ``std.py``; LLaMA-Factory ``train/cal
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dstui.errors import DstuiError
+from dstui.i18n import _
 from dstui.runs.tail import Line, clean
 
 KINDS = (
@@ -30,6 +33,7 @@ KINDS = (
     "progress",  # done total desc rate: a tqdm bar
     "total",  # total: number of optimizer steps of the run
     "overflow",  # scale, new_scale, floor
+    "pinned",  # bytes calls: host memory that DeepSpeed has pinned so far
     "pressure",  # flushes: allocator cache flushes since the last step
     "command",  # the launcher's command line
     "world",  # size
@@ -113,7 +117,7 @@ _TIMERS = re.compile(r"time \(ms\)((?: \| [\w.]+: [\d.]+)+)")
 _MEMORY = re.compile(r"^MA ([\d.]+) GB\s+Max_MA ([\d.]+) GB\s+CA ([\d.]+) GB\s+Max_CA (\d+) GB")
 _PIPE = re.compile(r"^steps: (\d+) loss: ([\d.einfa+-]+) .*?iter time \(s\): ([\d.]+) samples/sec: ([\d.]+)")
 _DICT = re.compile(r"\{'[^{}]*\}")
-_PAIR = re.compile(r"'([\w/ .-]+)': '?([^',}]+)'?")
+_PAIR = re.compile(r"'([\w/ .()-]+)': '?([^',}]+)'?")
 _BAR = re.compile(r"^(?:(.*?):? *)?(\d{1,3})%\|[^|]*\| *(\d+)/(\d+) \[([^\]]*)\]")
 _RATE = re.compile(r"([\d.]+)(it/s|s/it)")
 _TOTAL = re.compile(r"(?:Total optimization steps|max_steps)\s*[=:]\s*([\d,]+)")
@@ -123,6 +127,8 @@ _FIELD = re.compile(
     rf"step[ _]time|epoch)\s*[:=]?\s*\[?({_NUMBER})(?:\s*/\s*(\d+))?(?![\w])",
     re.IGNORECASE,
 )
+_SPEED = re.compile(r"(?<![\w.])(\d[\d,]*\.?\d*) ?(tok(?:ens?)?/s(?:ec)?|samples?/s(?:ec)?)\b", re.IGNORECASE)
+"""A rate with its unit behind it."""
 _NAMES = {
     "steps": "step", "iter": "step", "iteration": "step", "global_step": "step",
     "train_loss": "loss", "train/loss": "loss", "lm loss": "loss",
@@ -140,6 +146,11 @@ _SCALES = re.compile(r"(?:loss scale:? |from )([\d.e+]+),? ?(?:reducing )?to ([\
 _OOM = re.compile(
     r"(?:CUDA|HIP|NPU) out of memory|OutOfMemoryError|Tried to allocate [\d.]+ [KMG]iB|CUBLAS_STATUS_ALLOC_FAILED"
 )
+_PINNED = re.compile(
+    r"^\[pinned-memory[^\]]*\] (?:crossed [\d.]+ \w+: )?([\d.]+) ([KMG]?B) pinned across (\d+) alloc"
+)
+"""``utils/pin_memory_tracker.py``, read in 0.19.8."""
+_PINNED_UNIT = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 _FLUSH = re.compile(r"(\d+) pytorch allocator cache flushes since last step")
 _SPAWN = re.compile(r"process (\d+) spawned with command: .*?'--local[-_]rank=(\d+)'")
 _SPAWNED = re.compile(r"process (\d+) spawned with command")
@@ -186,7 +197,7 @@ _AFTER = re.compile(
 )
 """Lines that are no longer part of an exception's message."""
 _TRIGGER = re.compile(
-    r"step|loss|time \(ms\)|MA \d|\d%\||OVERFLOW|cache flushes|spawned|exits |Killing sub|exitcode|world_size=|extension|"
+    r"step|loss|pinned across|time \(ms\)|MA \d|\d%\||OVERFLOW|cache flushes|spawned|exits |Killing sub|exitcode|world_size=|extension|"
     r"built successfully|op: |^\[\d+/\d+\]|^ninja|oading|etching|DeepSpeed|ZeRO stage|is created|groups summary|"
     r"Tried to allocate|ALLOC_FAILED|TorchBackend|Running training|NCCL|nccl|Gloo|collective|Connection|Traceback|out of memory|OutOfMemory|SIGTERM|"
     r"SIGINT|cmd = |iter|return code|signal SIG|Signals\.SIG|^\s*rank +: |Exception ignored",
@@ -214,6 +225,28 @@ def _stamp(date: str, millis: str) -> float | None:
 def _first(text: str) -> float | None:
     """First number of ``0.001, 0.002``."""
     return number(text.partition(",")[0].strip(" []'"))
+
+
+STEP_NAMES = ("step", "total", "loss", "lr", "grad_norm", "epoch", "tokens_per_second", "samples_per_second",
+              "step_time")  # fmt: skip
+
+
+def step_pattern(text: str) -> re.Pattern[str]:
+    """A regular expression of a person for the lines on which a script reports a step, with named groups of
+    STEP_NAMES: ``it (?P<step>\\d+) .* L=(?P<loss>[\\d.]+)``. Raises DstuiError."""
+    try:
+        pattern = re.compile(text)
+    except re.error as e:
+        raise DstuiError(
+            _("--progress {text}: no regular expression: {cause}").format(text=text, cause=e)
+        ) from None
+    names = set(pattern.groupindex)
+    if not names or not names <= set(STEP_NAMES):
+        raise DstuiError(
+            _("--progress {text}: it needs named groups").format(text=text),
+            _("(?P<step>...) and others of: {names}").format(names=", ".join(STEP_NAMES)),
+        )
+    return pattern
 
 
 class _Trace:
@@ -263,8 +296,10 @@ class Parser:
     MAX_DETAILS = 40
     MAX_LINES = 2000
 
-    def __init__(self) -> None:
+    def __init__(self, pattern: str | None = None) -> None:
+        """``pattern``: how the script reports a step (``step_pattern``)."""
         self._open: dict[str, _Trace] = {}
+        self._own = step_pattern(pattern) if pattern else None
         self._ignore = False
         """The next traceback is one that Python printed and went on (``Exception ignored in``)."""
 
@@ -282,7 +317,7 @@ class Parser:
             if closed is None:
                 return []
             return closed + self._one(line, text)
-        if not _TRIGGER.search(text):
+        if not _TRIGGER.search(text) and not (self._own and self._own.search(text)):
             return []
         return self._one(line, text)
 
@@ -430,7 +465,23 @@ class Parser:
             found["loss"], found["lr"] = shown[1].get("loss"), shown[1].get("lr")
         return found
 
+    def _read_own(self, text: str) -> tuple[str, dict[str, Any]] | None:
+        m = self._own.search(text) if self._own else None
+        if m is None:
+            return None
+        values = {name: number(value) for name, value in m.groupdict().items() if value is not None}
+        known: dict[str, Any] = {k: v for k, v in values.items() if v is not None}
+        for name in ("step", "total"):
+            if name in known:
+                if not math.isfinite(known[name]):
+                    return None
+                known[name] = int(known[name])
+        return ("step", {**known, "source": "script"}) if known else None
+
     def _read(self, line: Line, body: str, text: str) -> tuple[str, dict[str, Any]] | None:
+        own = self._read_own(text)
+        if own is not None:
+            return own
         if "step=" in body:
             m = _STEP.search(body)
             if m:
@@ -507,6 +558,9 @@ class Parser:
             "epoch": known.get("epoch"),
             "source": "trainer",
         }
+        pace = known.get("train_speed(iter/s)")
+        if pace:
+            values["step_time"] = 1 / pace
         counter = pairs.get("global_step/max_steps", "")
         if "/" in counter:
             done, _, total = counter.partition("/")
@@ -518,6 +572,13 @@ class Parser:
         if values["loss"] is None:
             return None
         return "step", {k: v for k, v in values.items() if v is not None}
+
+
+def parser_of(manifest: Mapping[str, Any]) -> Parser:
+    """A parser that knows how this run's script reports a step."""
+    spec = manifest.get("spec")
+    own = spec.get("progress") if isinstance(spec, Mapping) else None
+    return Parser(own if isinstance(own, str) else None)
 
 
 def _bar_like(text: str) -> bool:
@@ -550,6 +611,7 @@ def _read_json(body: str) -> tuple[str, dict[str, Any]] | None:
         "lr": number(data.get("lr", data.get("learning_rate"))),
         "grad_norm": number(data.get("grad_norm")),
         "epoch": number(data.get("epoch")),
+        "tokens_per_second": number(data.get("throughput")),
         "source": "trainer",
     }
     return "step", {k: v for k, v in values.items() if v is not None}
@@ -574,6 +636,11 @@ def _read_fields(body: str) -> tuple[str, dict[str, Any]] | None:
                 values["total"] = int(m.group(3))
         else:
             values[name] = value
+    speed = _SPEED.search(body)
+    if speed and not {"tokens_per_second", "samples_per_second"} & set(values):
+        values["samples_per_second" if speed.group(2)[0] in "sS" else "tokens_per_second"] = number(
+            speed.group(1)
+        )
     if "loss" not in values and not (
         "step" in values and len(values) > 1 and set(values) - {"step", "epoch", "total"}
     ):
@@ -613,6 +680,7 @@ def _return(m: re.Match[str], body: str) -> tuple[str, dict[str, Any]]:
 
 
 _SIMPLE: tuple[tuple[re.Pattern[str], Any], ...] = (
+    (_PINNED, lambda m, b: ("pinned", {"bytes": round(float(m.group(1)) * _PINNED_UNIT[m.group(2)]), "calls": int(m.group(3))})),
     (_FLUSH, lambda m, b: ("pressure", {"flushes": int(m.group(1))})),
     (_SPAWNED, _spawn),
     (_RETURN, _return),

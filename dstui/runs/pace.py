@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from dstui.runs.events import Event, Parser
+from dstui.runs.events import Event, parser_of
 from dstui.runs.measured import FOLDER, Measured, read_probe
 from dstui.runs.replay import ReplayView
 from dstui.runs.samples import Sample, read_history
@@ -247,7 +247,7 @@ def read(run: RunDir) -> Pace:
     )
     reader = _Reader(progress, _Clock(samples, begin, end))
     reader.probe(run)
-    parser = Parser()
+    parser = parser_of(manifest)
     tail = Tail(run.out_log)
     try:
         while lines := tail.read():

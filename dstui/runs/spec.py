@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from dstui.errors import DstuiError
 from dstui.i18n import _
+from dstui.runs.events import step_pattern
 from dstui.runs.hook import redacted
 
 ENGINES = ("plain", "hf", "llamafactory", "accelerate", "swift")
@@ -69,6 +70,8 @@ class RunSpec:
     """Shell command on end, failure and stall (``dstui.runs.hook``); None = the one of the settings, "" = none."""
     rank_logs: bool = False
     """A log of its own for each rank, where the launcher allows it (``dstui.runs.ranklogs``)."""
+    progress: str | None = None
+    """How the script reports a step: a regular expression with named groups (``dstui.runs.events.step_pattern``)."""
     log_limit: int = 1 << 30
     """Bytes of ``out.log`` kept on disk; beyond it the middle goes (``dstui.runs.store``)."""
 
@@ -91,6 +94,8 @@ class RunSpec:
                 _("a run's name is one line of at most {n} characters").format(n=NAME_LENGTH),
                 _("give a shorter one without control characters"),
             )
+        if self.progress is not None:
+            step_pattern(self.progress)
         if self.measure is not None and self.measure < 1:
             raise DstuiError(_("--steps {n}: at least 1").format(n=self.measure))
         if self.num_gpus is not None and self.num_gpus < 1:

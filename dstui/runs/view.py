@@ -20,7 +20,7 @@ from dstui.errors import DstuiError
 from dstui.facts.model import Facts
 from dstui.runs import store
 from dstui.runs.alerts import Alert, AlertBook, Disk, Moment
-from dstui.runs.events import Parser
+from dstui.runs.events import Parser, parser_of
 from dstui.runs.lamps import Lamp, Live, Said, lamps
 from dstui.runs.measured import FOLDER, Measured, read_probe
 from dstui.runs.ops import offload_device
@@ -29,6 +29,7 @@ from dstui.runs.stall import Stall
 from dstui.runs.state import Phase, Progress, batch_of, read_config, steps_asked
 from dstui.runs.store import RunDir
 from dstui.runs.tail import Line, LogFile, Tail, clean, settle
+from dstui.runs.trainer import TrainerFiles, output_folder
 
 HEAD = 256 << 10
 TAIL = 1 << 20
@@ -259,8 +260,7 @@ class RunView:
         self._marks: dict[str, tuple[int, int] | None] = {}
         self._parser = Parser()
         self._tail = Tail(run.out_log)
-        self._trainer = Parser()
-        self._trainer_tail: Tail | None = None
+        self._trainer: TrainerFiles | None = None
         self._csv = _CsvFiles(run.metrics_dir)
         self._progress = Progress()
         self._lines: deque[Line] = deque(maxlen=LOG_LINES)
@@ -316,7 +316,7 @@ class RunView:
         return self._samples[-1].ranks if self._samples else ()
 
     def close(self) -> None:
-        for tail in (self._tail, self._sample_tail, self._trainer_tail):
+        for tail in (self._tail, self._sample_tail, self._trainer):
             if tail is not None:
                 tail.close()
 
@@ -365,9 +365,10 @@ class RunView:
             if isinstance(g, dict)
         }
         self._state = store.state(self.run)
-        log = self._trainer_log()
-        if log is not None:
-            self._trainer_tail = Tail(log)
+        self._parser = parser_of(m)
+        folder = output_folder(m, self.run.path)
+        if folder is not None:
+            self._trainer = TrainerFiles(folder, float(m.get("created_at") or 0.0))
         self._samples.extend(read_samples(self.run.samples_dir, SAMPLES))
         self._sample_tail.offset = LogFile(self._sample_tail.path).size
         size = LogFile(self.run.out_log).size
@@ -377,30 +378,12 @@ class RunView:
     def _join_large(self, size: int, now: float) -> None:
         file = LogFile(self.run.out_log)
         head = Tail(self.run.out_log)
-        self._progress.apply_all(Parser().feed_all(head.read(HEAD)), now, live=False)
+        self._progress.apply_all(parser_of(self._manifest).feed_all(head.read(HEAD)), now, live=False)
         head.close()
         for lines in file.probe(PIECES, PIECE, HEAD, size - TAIL):
-            self._progress.apply_all(Parser().feed_all(lines), now, live=False)
+            self._progress.apply_all(parser_of(self._manifest).feed_all(lines), now, live=False)
         first = file.after(size - TAIL, 1)
         self._tail.offset = first[0].offset if first else size - TAIL
-
-    def _trainer_log(self) -> Path | None:
-        """LLaMA-Factory's ``trainer_log.jsonl`` beside the checkpoints."""
-        if self._manifest.get("engine") != "llamafactory":
-            return None
-        folder = None
-        for name in self.run.path.glob("*.y*ml"):
-            try:
-                text = name.read_text(encoding="utf-8", errors="replace")
-            except OSError:
-                continue
-            for line in text.splitlines():
-                key, colon, value = line.partition(":")
-                if colon and key.strip() == "output_dir":
-                    folder = value.partition(" #")[0].strip().strip("'\"")
-        if not folder:
-            return None
-        return Path(self._manifest.get("cwd") or ".") / folder / "trainer_log.jsonl"
 
     def _last_output(self) -> float | None:
         try:
@@ -425,10 +408,9 @@ class RunView:
                 changed = True
                 line = Line(self._tail.partial_offset, partial)
                 self._progress.apply_all(self._parser.progress(line), now, live=live)
-        if self._trainer_tail is not None and self._trainer_tail.behind:
-            lines = self._trainer_tail.read()
-            self._progress.apply_all(self._trainer.feed_all(lines), now, live=live)
-            changed |= bool(lines)
+        written = self._trainer.poll(now) if self._trainer is not None else []
+        self._progress.apply_all(written, now, live=live)
+        changed |= bool(written)
         return changed
 
     def _read_probe(self) -> bool:

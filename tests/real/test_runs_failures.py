@@ -91,7 +91,7 @@ OFFLOAD = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
         ("nvcc", {}, "DR702", "certain"),
         ("template", {}, "DR804", "certain"),
         ("files", {}, "DR716", "certain"),
-        ("accumulation", {}, "DR501", "likely"),
+        ("accumulation", {}, "DR304", "likely"),
         ("nosync", {"zero_optimization": {"stage": 2}}, "DR302", "certain"),
         ("twice", {"zero_optimization": {"stage": 2}}, "DR105", "certain"),
         ("index", {}, "DR801", "certain"),

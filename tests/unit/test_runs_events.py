@@ -57,6 +57,16 @@ STAMP = "[2026-11-29 18:00:00,250] [INFO] [logging.py:123:log_dist] "
         ("Epoch 0:  10%|█    | 10/100 [00:01<00:09, 9.9it/s, loss=1.25, v_num=1]", "progress", {"desc": "Epoch 0", "loss": 1.25}),
         (" iteration       10/     100 | elapsed time per iteration (ms): 523.0 | learning rate: 1.0E-05 | lm loss: 1.05E+01 |", "step", {"step": 10, "total": 100, "loss": 10.5, "lr": 1e-05}),
         ("train loss 1.5 val loss 2.5", "step", {"loss": 1.5}),
+        ("{'loss': '1.7', 'grad_norm': 'nan', 'learning_rate': '0', 'global_step/max_steps': '3/50', 'train_speed(iter/s)': '0.5'}", "step", {"step": 3, "step_time": 2.0, "lr": 0.0}),
+        ('{"current_steps": 5, "total_steps": 100, "loss": 1.2, "lr": 1e-05, "throughput": 1234.5, "total_tokens": 99}', "step", {"tokens_per_second": 1234.5}),
+        ("epoch 1 | step 20 | loss 2.5 | 12,340 tok/s", "step", {"step": 20, "loss": 2.5, "tokens_per_second": 12340.0}),
+        # memory that DeepSpeed pins
+        ("[2026-11-29 18:00:00,250] [INFO] [pin_memory_tracker.py:55:track] [pinned-memory checkpoint] crossed 32.000 GB: 33.500 GB pinned across 12 allocations", "pinned", {"bytes": 33.5 * 2**30, "calls": 12}),
+        ("[pinned-memory] 512.00 MB pinned across 3 allocations", "pinned", {"bytes": 2**29, "calls": 3}),
+        # behind the prefixes of schedulers
+        ("0: {'loss': 2.5, 'learning_rate': 5e-05, 'epoch': 0.1}", "step", {"loss": 2.5}),
+        ("host1: [2026-11-29 18:00:00,250] [INFO] [logging.py:123:log_dist] [Rank 0] step=10, skipped=2, lr=[0.001], mom=[(0.9, 0.999)]", "step", {"step": 10}),
+        ("(RayTrainWorker pid=12, ip=10.0.0.2) MA 0.38 GB         Max_MA 0.5 GB         CA 0.4 GB         Max_CA 1 GB ", "memory", {"peak_allocated": 2**29}),
         # scripts
         ("step 3 loss 1.25 lr 1e-4 tokens/s 5400", "step", {"step": 3, "loss": 1.25, "lr": 1e-4, "tokens_per_second": 5400.0}),
         ("Epoch 1 | iter 30/128 | loss: 0.6931", "step", {"step": 30, "total": 128, "loss": 0.6931}),

@@ -111,7 +111,8 @@ for step in range(6):
             scaler.update_scale(overflow=True)
     if args.how == "nan" and step >= 2:
         x = x * float("inf")
-    for _ in range(engine.gradient_accumulation_steps()):
+    # the same number of micro batches on every rank: with unequal accumulation not the same number of steps
+    for _ in range(1 if args.how == "accumulation" else engine.gradient_accumulation_steps()):
         loss = engine(x)
         engine.backward(loss)
         engine.step()
