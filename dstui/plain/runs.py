@@ -25,7 +25,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def summary(run: RunDir) -> dict[str, Any]:
     """One run for a list. A damaged manifest leaves its fields null and the state ``lost``."""
     row: dict[str, Any] = dict.fromkeys(
-        ("name", "host", "script", "engine", "launcher", "world_size", "config", "started_at", "ended_at")
+        (
+            "name",
+            "kind",
+            "host",
+            "script",
+            "engine",
+            "launcher",
+            "world_size",
+            "config",
+            "started_at",
+            "ended_at",
+        )
     )
     row |= {"run": run.id, "dir": str(run.path), "state": "lost", "created_at": run.created_at}
     row |= {"code": None, "signal": None, "problem": None, "stall": None}
@@ -39,7 +50,9 @@ def summary(run: RunDir) -> dict[str, Any]:
         row |= _look(run)
     config = manifest.get("config") or {}
     ended = run.exit or {}
-    row |= {k: manifest.get(k) for k in ("name", "host", "script", "engine", "world_size", "started_at")}
+    row |= {
+        k: manifest.get(k) for k in ("name", "kind", "host", "script", "engine", "world_size", "started_at")
+    }
     row |= {"launcher": manifest.get("launcher_kind"), "config": config.get("source")}
     row |= {k: ended.get(k) for k in ("ended_at", "code", "signal")}
     return row
@@ -101,6 +114,8 @@ def table(rows: list[dict[str, Any]], now: float | None = None) -> str:
         living = row["state"] in ("starting", "running", "stalled")
         end = now if living else row["ended_at"]
         name = row["name"] or (PurePath(row["script"]).name if row["script"] else row["problem"] or "")
+        if row["kind"] == "trial" and name != "trial":
+            name += " " + _("(trial)")
         lines.append(
             (
                 row["run"],

@@ -234,9 +234,9 @@ def render(shot: Snapshot) -> str:
 
 
 def as_json(shot: Snapshot) -> dict[str, Any]:
-    """A Snapshot as JSON data: field names as in ``dstui.runs.view.Snapshot``; curves and the log's tail left out."""
+    """A Snapshot as JSON data: field names as in ``dstui.runs.view.Snapshot``; curves, the log's tail and the prediction left out."""
     data = dataclasses.asdict(shot)
-    for name in ("losses", "lrs", "step_times", "utilisation", "log"):
+    for name in ("losses", "lrs", "step_times", "utilisation", "log", "prediction"):
         del data[name]
     for name in ("loss", "grad_norm"):
         value = data[name]
