@@ -328,9 +328,10 @@ class MonitorScreen(BaseScreen):
             name = f"{shot.name}  {shot.id}" if shot.name else shot.id
             letter, word, _role = state_word(shot.state)
             facts = [f"{letter} {word}"]
-            if shot.stage is not None:
+            replayed = self._look is not None and self._look.speed is not None
+            if shot.stage is not None and not replayed:
                 facts.append(f"ZeRO {shot.stage}")
-            if shot.world_size:
+            if shot.world_size and not replayed:
                 facts.append(_("{n} ranks").format(n=shot.world_size))
             if self._look is not None and self._look.speed is not None:
                 facts.append(
@@ -357,15 +358,16 @@ class MonitorScreen(BaseScreen):
         keys = [("k", _("lamps")), ("m", _("curves")), ("l", _("log")), ("p", _("plan"))]
         if self._look is not None and self._look.speed is not None:
             keys = [("+/-", _("speed")), ("r", _("again")), *keys[:3]]
-        if self._at == "diagnosis" and self._diagnosis is not None and self._diagnosis.fixes:
-            keys = [("1-9", _("make that change")), *keys[2:3]]
+        if self._at == "diagnosis" and self._diagnosis is not None:
+            made = [("1-9", _("make that change"))] if any(f.edits for f in self._diagnosis.fixes) else []
+            keys = [*made, ("k", _("lamps")), ("l", _("log"))]
         if self._at == "stacks":
             keys = [("y", _("look again")), *keys[2:3]]
-        if shot is not None and (shot.over or shot.state == "stalled"):
+        if shot is not None and (shot.over or shot.state == "stalled") and self._at != "diagnosis":
             keys.append(("d", _("diagnosis")))
         if self._at != "overview":
             keys.insert(0, ("o", _("overview")))
-        if shot is not None and not shot.over:
+        if shot is not None and not shot.over and (self._look is None or self._look.speed is None):
             keys.append(("s", _("stop")))
         return [*keys, ("Tab", _("views")), ("^R", _("runs"))]
 
@@ -376,6 +378,8 @@ class MonitorScreen(BaseScreen):
             self.say(self._problem[0], "bad", "! ")
         elif self._at == "log" and self._look is not None:
             self.say(f"{self._look.log.name}  {self.log_view.status()}", "dim")
+        elif self._look is not None and self._look.speed is not None and self._at == "overview":
+            self.say(_("a replay: + and - change its speed, r begins again; nothing here runs"), "dim")
         elif self.shot is not None and not self.shot.over and self._at == "overview":
             self.say(_("q leaves, the run goes on"), "dim")
         else:

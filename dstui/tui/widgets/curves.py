@@ -63,25 +63,44 @@ def shown_curves(shot: Snapshot) -> tuple[Shown, ...]:
     )
 
 
-def columns_of(curve: Curve, cells: int) -> list[float]:
-    """Means of equal pieces of the x axis, at most ``cells``; a piece without a point continues the one before."""
-    if not curve or cells <= 0:
+@dataclass(frozen=True)
+class Axis:
+    """The steps of all curves: the first one, and how many a column stands for."""
+
+    first: float
+    last: float
+    size: float
+
+    def column(self, x: float) -> int:
+        return int(x / self.size) - int(self.first / self.size)
+
+
+def axis_of(curves: Sequence[Curve], cells: int) -> Axis | None:
+    """The axis on which every curve fits in ``cells`` columns; None when there is no point."""
+    known = [c for c in curves if c]
+    if not known or cells <= 0:
+        return None
+    first, last = min(c[0][0] for c in known), max(c[-1][0] for c in known)
+    gap = min((c[-1][0] - c[0][0]) / max(1, len(c) - 1) for c in known)
+    axis = Axis(first, last, 2.0 ** math.ceil(math.log2(max(1.0, gap))))
+    while axis.column(last) >= cells:
+        axis = Axis(first, last, axis.size * 2)
+    return axis
+
+
+def columns_of(curve: Curve, axis: Axis) -> list[float | None]:
+    """Means of the columns; one without a point continues the one before, outside of the curve it is None."""
+    if not curve:
         return []
-    first, last = curve[0][0], curve[-1][0]
-    gap = max(1.0, (last - first) / max(1, len(curve) - 1))
-    size = 2.0 ** math.ceil(math.log2(gap))
-    while int(last / size) - int(first / size) + 1 > cells:
-        size *= 2
-    start = int(first / size)
-    sums = [0.0] * (int(last / size) - start + 1)
+    sums = [0.0] * (axis.column(curve[-1][0]) + 1)
     counts = [0] * len(sums)
     for x, y in curve:
-        n = int(x / size) - start
+        n = axis.column(x)
         sums[n] += y
         counts[n] += 1
-    out: list[float] = []
+    out: list[float | None] = []
     for total, count in zip(sums, counts, strict=True):
-        out.append(total / count if count else out[-1])
+        out.append(total / count if count else out[-1] if out else None)
     return out
 
 
@@ -95,13 +114,16 @@ def bounds(values: Sequence[float]) -> tuple[float, float]:
     return math.floor(low / unit) * unit, math.ceil(high / unit) * unit
 
 
-def drawn(values: Sequence[float], rows: int, levels: str) -> list[str]:
-    """Columns ``rows`` cells high, topmost row first; the lowest value fills one level."""
-    if not values:
+def drawn(values: Sequence[float | None], rows: int, levels: str) -> list[str]:
+    """Columns ``rows`` cells high, topmost row first; the lowest value fills one level, None nothing."""
+    known = [v for v in values if v is not None]
+    if not known:
         return [""] * rows
-    low, high = bounds(values)
+    low, high = bounds(known)
     top = rows * len(levels) - 1
-    steps = [1 + (round((v - low) / (high - low) * top) if high > low else 0) for v in values]
+    steps = [
+        0 if v is None else 1 + (round((v - low) / (high - low) * top) if high > low else 0) for v in values
+    ]
     out = []
     for row in range(rows):
         base = (rows - 1 - row) * len(levels)
@@ -130,7 +152,11 @@ class CurvesPage:
         found = shown_curves(shot)
         each = max(LEAST + 1, (height - 1) // len(found))
         tall = each - 1
-        fresh = {n: self._chart(x, cells, tall, g) for n, x in enumerate(found)}
+        axis = axis_of([x.curve for x in found], cells - LABEL - 4)
+        fresh = {
+            n: drawn([] if axis is None else columns_of(x.curve, axis), tall, g.levels)
+            for n, x in enumerate(found)
+        }
         changed = [n for n in fresh if self._kept.get(n) != fresh[n]]
         new = [n for n in changed if n not in self._kept]
         turn = sorted((n for n in changed if n in self._kept), key=lambda n: (n - self._turn) % len(found))
@@ -142,16 +168,10 @@ class CurvesPage:
         for n, x in enumerate(found):
             out += self._block(x, self._kept[n], tall, cells, g)
             out.append(BLANK)
-        points = [x.curve for x in found if x.curve]
-        if points:
-            first, last = min(c[0][0] for c in points), max(c[-1][0] for c in points)
-            foot = _("step {a:g} to {b:g}").format(a=first, b=last)
+        if axis is not None:
+            foot = _("step {a:g} to {b:g}").format(a=axis.first, b=axis.last)
             out[-1] = line((" " * (LABEL + 3) + foot, "dim"))
         return out
-
-    @staticmethod
-    def _chart(x: Shown, cells: int, tall: int, g: Glyphs) -> list[str]:
-        return drawn(columns_of(x.curve, cells - LABEL - 4), tall, g.levels)
 
     @staticmethod
     def _block(x: Shown, chart: Sequence[str], tall: int, cells: int, g: Glyphs) -> list[Line]:

@@ -197,8 +197,10 @@ def stacks_page(found: Stacks | None, cells: int, g: Glyphs) -> list[Line]:
             rows += wrapped(r.problem, cells - 2, "warn", " ", cut=g.cut)
             rows += wrapped(_("by hand: {command}").format(command=r.command), cells - 2, "", " ", cut=g.cut)
         for text in r.text.splitlines():
-            head = text.startswith("Thread ")
-            rows.append(line((" " + clip(text, cells - 3, g.cut), "strong" if head else "")))
+            if text.startswith("Thread "):
+                rows.append(line((" " + clip(text, cells - 3, g.cut), "strong")))
+            elif text[:1].isspace():  # the rest repeats pid and command
+                rows += wrapped(text.strip(), cells - 2, "", "   ", cut=g.cut)
         rows.append(BLANK)
     return rows
 
