@@ -397,8 +397,9 @@ async def test_small_terminal_recovers(make_app: MakeApp) -> None:
         assert "Plan for" in walk.text
 
 
-async def test_launch_opens_the_monitor(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three keys from the first paint to the start of a run; the spec is the session's."""
+@pytest.mark.parametrize("key", ["enter", "t"])
+async def test_launch_opens_the_monitor(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    """Three keys from the first paint to the start of a run, or of a trial; the spec is the session's."""
     from textual.screen import Screen
 
     from dstui.runs import start as starting
@@ -418,7 +419,7 @@ async def test_launch_opens_the_monitor(make_app: MakeApp, monkeypatch: pytest.M
     async with walking(app, start=False) as walk:
         await walk.press("enter", "A")
         await walk.settle()
-        await walk.press("enter")
+        await walk.press(key)
         for _n in range(100):
             await walk.pilot.pause(0.02)
             if app.current_mode == "monitor":
@@ -427,6 +428,8 @@ async def test_launch_opens_the_monitor(make_app: MakeApp, monkeypatch: pytest.M
         spec, facts = started[0]
         assert spec.script.endswith("tiny_gpt.py") and facts == cpu_facts()
         assert json.loads(spec.config_text)["train_micro_batch_size_per_gpu"] >= 1
+        assert (spec.trial, spec.measure) == ((True, 5) if key == "t" else (False, None))
+        assert spec.subject["shape"]["name"] == "tiny GPT" and spec.prediction is not None
 
 
 async def test_failed_start_stays_in_review(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
