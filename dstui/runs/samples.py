@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from dstui.facts.system import System
 from dstui.runs import processes
 from dstui.runs.ops import HeldLock, find_locks, held_by, waiting_for
 from dstui.runs.processes import Process
@@ -456,11 +457,12 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 class HostReader:
     """RAM, cgroup and CPU of this host. ``None`` where the kernel does not tell."""
 
-    def __init__(self) -> None:
+    def __init__(self, system: System | None = None) -> None:
         from dstui.facts.host import read_cgroup
 
-        group, _why = read_cgroup()
-        self._group = group.path if group else None
+        self._system = system or System()
+        group, _why = read_cgroup(self._system)
+        self._group = self._system.path(group.path) if group and group.path else None
         self._version = group.version if group else 0
         self._limit = group.limit if group and group.limit and group.limit > 0 else None
         self._busy: tuple[int, int] | None = None
@@ -469,7 +471,7 @@ class HostReader:
         if self._group is None:
             return None
         try:
-            return int((Path(self._group) / name).read_text())
+            return int((self._group / name).read_text())
         except (OSError, ValueError):
             return None
 
@@ -480,7 +482,7 @@ class HostReader:
             return None
         key = b"inactive_file " if self._version == 2 else b"total_inactive_file "
         try:
-            for line in (Path(self._group) / "memory.stat").read_bytes().splitlines():
+            for line in (self._group / "memory.stat").read_bytes().splitlines():
                 if line.startswith(key):
                     return max(0, used - int(line.split()[1]))
         except (OSError, ValueError):
@@ -490,7 +492,7 @@ class HostReader:
     def read(self) -> HostUse:
         memory: dict[bytes, int] = {}
         try:
-            for line in Path("/proc/meminfo").read_bytes().splitlines():
+            for line in self._system.path("/proc/meminfo").read_bytes().splitlines():
                 name, _, rest = line.partition(b":")
                 if name in (b"MemTotal", b"MemAvailable", b"Shmem"):
                     memory[name] = int(rest.split()[0]) * 1024
@@ -506,7 +508,7 @@ class HostReader:
 
     def _cpu(self) -> float | None:
         try:
-            with open("/proc/stat", "rb") as f:  # noqa: PTH123
+            with self._system.path("/proc/stat").open("rb") as f:
                 v = [int(x) for x in f.readline().split()[1:9]]
         except (OSError, ValueError):
             return None

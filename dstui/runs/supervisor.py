@@ -26,11 +26,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dstui.facts.host import read_cgroup
+from dstui.facts.system import System
 from dstui.runs import shm, store
 from dstui.runs.causes import BY_CODE
 from dstui.runs.hook import Hooks
@@ -105,36 +106,21 @@ class Stop:
 
 
 class Cgroup:
-    """The kernel's count of OOM kills in the run's cgroup, and on the whole machine."""
+    """The kernel's count of OOM kills in the run's cgroup (v1 or v2), and on the whole machine."""
 
-    def __init__(self) -> None:
-        self._files = list(self._candidates())
+    def __init__(self, system: System | None = None) -> None:
+        self._system = system or System()
         self.start = self.read()
-
-    @staticmethod
-    def _candidates() -> Iterator[tuple[str, Path]]:
-        with contextlib.suppress(OSError):
-            for line in Path("/proc/self/cgroup").read_text().splitlines():
-                number, controllers, path = line.split(":", 2)
-                if number == "0":
-                    yield "cgroup", Path("/sys/fs/cgroup" + path) / "memory.events"
-                elif "memory" in controllers.split(","):
-                    yield "cgroup", Path("/sys/fs/cgroup/memory" + path) / "memory.oom_control"
-        # In a container the path above is often the host's; the mount root is then our own cgroup.
-        yield "cgroup", Path("/sys/fs/cgroup/memory.events")
-        yield "cgroup", Path("/sys/fs/cgroup/memory/memory.oom_control")
-        yield "system", Path("/proc/vmstat")
 
     def read(self) -> dict[str, int]:
         found: dict[str, int] = {}
-        for where, path in self._files:
-            if where in found:
-                continue
-            with contextlib.suppress(OSError, ValueError):
-                for line in path.read_text().splitlines():
-                    key, _, value = line.partition(" ")
-                    if key == "oom_kill":
-                        found[where] = int(value)
+        group, _why = read_cgroup(self._system)
+        if group is not None and group.oom_kills is not None:
+            found["cgroup"] = group.oom_kills
+        for line in (self._system.read("/proc/vmstat") or "").splitlines():
+            key, _, value = line.partition(" ")
+            if key == "oom_kill" and value.isdigit():
+                found["system"] = int(value)
         return found
 
     def difference(self) -> dict[str, int | None]:
