@@ -15,6 +15,9 @@ from dstui.i18n import _
 from dstui.plain.which import run_to_read
 from dstui.runs import replay
 from dstui.runs.adopt import adopt_lost
+from dstui.runs.alerts import Alert
+from dstui.runs.causes import CHECKPOINTS
+from dstui.runs.stacks import Stacks, dump
 from dstui.runs.state import Phase
 from dstui.runs.store import RunDir
 from dstui.runs.view import RunView, Snapshot
@@ -35,6 +38,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--once", action="store_true", help=_("the state now, then leave; exit code 1 if it failed")
     )
     parser.add_argument("--json", action="store_true", help=_("one JSON object a line"))
+    parser.add_argument(
+        "--stacks", action="store_true", help=_("with --once: what every rank does now, by py-spy")
+    )
     parser.add_argument("--low", action="store_true", help=_("fewer bytes: for a slow line"))
     parser.add_argument("--replay", action="store_true", help=_("play the run back from its directory"))
     parser.add_argument(
@@ -49,10 +55,17 @@ def run(args: argparse.Namespace) -> int:
         raise DstuiError(_("--speed goes with --replay"))
     if args.replay:
         return _replay(target, args)
+    if args.stacks and not args.once:
+        raise DstuiError(_("--stacks goes with --once"))
     if args.once:
         view = RunView(target)
         shot = view.poll()
-        print(json.dumps(as_json(shot), ensure_ascii=False) if args.json else render(shot))
+        found = _stacks(target, shot) if args.stacks else None
+        if args.json:
+            more = {} if found is None else {"stacks": found.to_json()}
+            print(json.dumps({**as_json(shot), **more}, ensure_ascii=False))
+        else:
+            print("\n".join([render(shot), *(stack_lines(found) if found is not None else ())]))
         return Exit.BAD if shot.over and shot.state != "finished" else Exit.OK
     if not args.plain and not args.json and full_screen_possible():
         import importlib
@@ -76,6 +89,22 @@ def _replay(target: RunDir, args: argparse.Namespace) -> int:
     return follow(target, as_lines=args.json, view=view, tick=TICK if speed <= 1 else max(0.05, TICK / speed))
 
 
+def _stacks(target: RunDir, shot: Snapshot) -> Stacks:
+    ranks = [(r.rank, r.pid) for r in shot.ranks if r.pid is not None]
+    return dump(target, target.manifest, ranks)
+
+
+def stack_lines(found: Stacks) -> list[str]:
+    """py-spy's own text a rank, or why there is none and the command that would do."""
+    lines = [text for text in (found.problem, found.hint) if text]
+    for r in found.ranks:
+        lines.append(_("rank {n}, pid {pid}").format(n=r.rank, pid=r.pid))
+        if r.problem:
+            lines += ["  " + r.problem, "  " + _("by hand: {command}").format(command=r.command)]
+        lines += ["  " + text for text in r.text.splitlines()]
+    return lines
+
+
 def full_screen_possible() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "")
 
@@ -84,16 +113,23 @@ def follow(target: RunDir, *, as_lines: bool = False, view: RunView | None = Non
     """Print a line at each change until the run is over; Ctrl+C leaves it running (130)."""
     view = view or RunView(target)
     shown: tuple[Any, ...] | None = None
+    said: set[str] = set()
     at = 0.0
     try:
         while True:
             shot = view.poll()
             now = time.time()
-            key = (shot.state, shot.phase, shot.step, shot.loss, shot.stall)
+            kinds = tuple(alert.kind for alert in shot.alerts)
+            key = (shot.state, shot.phase, shot.step, shot.loss, shot.stall, kinds)
             if key != shown or (not shot.over and now - at >= QUIET):
                 shown, at = key, now
                 text = json.dumps(as_json(shot), ensure_ascii=False) if as_lines else line(shot, now)
                 print(text, flush=True)
+            if not as_lines:
+                for alert in shot.alerts:
+                    if alert.kind not in said and alert.kind != "stall":  # the state's own line has that
+                        print(alert_line(alert), flush=True)
+                said = {alert.kind for alert in shot.alerts}
             if shot.over:
                 if not as_lines:
                     print(ending(shot), flush=True)
@@ -176,6 +212,26 @@ def line(shot: Snapshot, now: float) -> str:
     return "  ".join(parts)
 
 
+def alert_line(alert: Alert) -> str:
+    """``! the loss is NaN since step 61 (2 reports)  DR601``; W for a warning."""
+    sign = "!" if alert.level == "bad" else "W"
+    return f"{sign} {alert.text}" + (f"  {alert.cause}" if alert.cause else "")
+
+
+def lamp_lines(shot: Snapshot) -> list[str]:
+    """The five checkpoints, each with its level and evidence."""
+    word = {"red": _("trouble"), "yellow": _("look here"), "green": _("fine"), "unknown": _("unknown")}
+    return [
+        _("checkpoint {n} {name}: {level}: {text}").format(
+            n=lamp.checkpoint,
+            name=_(CHECKPOINTS[lamp.checkpoint - 1]),
+            level=word[lamp.level],
+            text=lamp.text + (f" ({lamp.advice})" if lamp.advice else ""),
+        )
+        for lamp in shot.lamps
+    ]
+
+
 def ending(shot: Snapshot) -> str:
     """How it ended, its cause, its evidence and what to change."""
     end = shot.ending
@@ -226,6 +282,8 @@ def render(shot: Snapshot) -> str:
                     what=c.what, predicted=gib(c.expected), measured=measured
                 )
             )
+    lines += ["  " + text for text in lamp_lines(shot)]
+    lines += ["  " + alert_line(alert) for alert in shot.alerts]
     if shot.ending is not None:
         lines.append(ending(shot))
     elif shot.log:
@@ -233,11 +291,17 @@ def render(shot: Snapshot) -> str:
     return "\n".join(lines)
 
 
+CURVES = ("losses", "lrs", "step_times", "grad_norms", "speeds", "utilisation", "log", "prediction")
+"""Fields of a Snapshot that are too long for a line."""
+
+
 def as_json(shot: Snapshot) -> dict[str, Any]:
     """A Snapshot as JSON data: field names as in ``dstui.runs.view.Snapshot``; curves, the log's tail and the prediction left out."""
     data = dataclasses.asdict(shot)
-    for name in ("losses", "lrs", "step_times", "utilisation", "log", "prediction"):
+    for name in CURVES:
         del data[name]
+    data["lamps"] = [lamp.to_json() for lamp in shot.lamps]
+    data["alerts"] = [alert.to_json() for alert in shot.alerts]
     for name in ("loss", "grad_norm"):
         value = data[name]
         if isinstance(value, float) and value != value:
