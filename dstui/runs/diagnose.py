@@ -604,7 +604,7 @@ def _name(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list[Re
         return Named("DR403", certainty, f.message), []
     if re.search(r"(?:No such file|Permission denied)[^']*'[^']*/bin/nvcc", text):
         return Named("DR702", certainty, f.message), repairs.of_cause("DR702", case.config, text)
-    if f.short == "TypeError" and "swap_tensor" in files:
+    if "swap_tensor" in files and (f.short == "TypeError" or "[Errno" in text):
         return Named("DR203", certainty, _first_line(text)), repairs.of_cause("DR203", case.config, text)
     said = messages.of_exception(text)
     if said is not None and said.code == "DR401":
