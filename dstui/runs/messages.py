@@ -43,7 +43,7 @@ MESSAGES: tuple[Message, ...] = (
          "check batch related", " != ", "has to be greater"),
     _say("DR302", r"no_sync context manager is incompatible|managed_gradient_accumulation=False is not supported|"
          r"unmanaged gradient accumulation .*not supported|"
-         r"no_sync (?:context manager )?(?:is )?(?:not supported|unsupported)|no_sync is not reentrant|"
+         r"no_sync (?:context manager )?(?:is )?(?:not supported|unsupported)|no_sync context manager reentry|nested inside another no_sync|"
          r"It is illegal to call Engine\.step\(\) inside no_sync",
          "no_sync", "managed_gradient_accumulation", "unmanaged"),
     _say("DR303", r"Updating DeepSpeed's gradient accumulation steps to \d+ from \d+",
@@ -54,7 +54,7 @@ MESSAGES: tuple[Message, ...] = (
          "client provided optimizer", "poor performance", "zerooffload", "zero-offload", "cpuadam"),
     _say("DR203", r"buffer nbytes != file bytes|Not enough (?:swap in )?buffers \d+ for swapping|n_completes >= min_completes|"
          r"(?:aio|swap)[\w ]*(?:read|write)? ?failed.*(?:swp|nvme|zero_stage_3)|io_submit|"
-         r"(?:Permission denied|No such file or directory|Read-only file system|Not a directory|File exists): '[^']*(?:nvme|zero_stage_3)[^']*'|"
+         r"(?:Permission denied|No such file or directory|Read-only file system|Not a directory|File exists): '[^']*(?:/[^'/]*nvme[^'/]*/?|zero_stage_3[^']*)'|"
          r"nvme_path (?:must|is not|should)|NVMe offload .*requires? ",
          "file bytes", "for swapping", "n_completes", ".swp", "io_submit", "nvme", "zero_stage_3"),
     _say("DR204", r"KeyError[^\n]*\n?[^\n]*(?:norm_for_param_grads|complete_grad_norm_calculation_for_cpu_offload)|"

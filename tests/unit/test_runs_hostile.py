@@ -246,6 +246,10 @@ def test_words_in_other_languages_do_no_harm() -> None:
         ("AssertionError: Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * world_size 16 != 2 * 1 * 4", "DR301"),
         ("- ds train_micro_batch_size_per_gpu=1 vs hf per_device_train_batch_size=8", "DR705"),
         ("ValueError: Template llama9 does not exist.", "DR804"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/data/nvme0/train.json'", None),
+        ("PermissionError: [Errno 13] Permission denied: '/mnt/nvme0'", "DR203"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/mnt/x/zero_stage_3/float16params/rank0/0_param.tensor.swp'", "DR203"),
+        ("AssertionError: no_sync context manager reentry is unsupported", "DR302"),
         ("ValueError: Undefined dataset my_data in dataset_info.json.", "DR804"),
         ("train.py: error: unrecognized arguments: --local-rank=0", "DR713"),
         # environment
@@ -266,12 +270,12 @@ def test_words_in_other_languages_do_no_harm() -> None:
         ("OSError: [Errno 122] Disk quota exceeded", "DR901"),
     ],
 )  # fmt: skip
-def test_one_line_alone(line: str, expected: str) -> None:
+def test_one_line_alone(line: str, expected: str | None) -> None:
     for text in (line + "\n", "step 1 loss 2.0\n" + line + "\n", "1: " + line + "\n"):
         got = says(text)
         if expected == "DR101" and text.startswith("step"):
             assert got == "DR102"
         else:
             assert got == expected
-    if re.match(r"\w*(?:Error|Exception): ", line):
+    if expected and re.match(r"\w*(?:Error|Exception): ", line):
         assert says(TRACE + line + "\n") in (expected, "DR101" if expected == "DR101" else expected)
