@@ -126,9 +126,9 @@ MESSAGES: tuple[Message, ...] = (
     _say("DR707", r"No CUDA GPUs are available|invalid device ordinal|no CUDA-capable device|driver version is insufficient|"
          r"Found no NVIDIA driver|NVIDIA driver on your system is too old|device >= 0 && device < num_gpus|"
          r"no kernel image is available|CUDA driver initialization failed|Torch not compiled with CUDA enabled|"
-         r"No slot '\w+' specified on host|Unexpected error from cudaGetDeviceCount|Attempting to deserialize object on CUDA device \d+ but",
+         r"No slot '\w+' specified on host|Unexpected error from cudaGetDeviceCount|Duplicate GPU detected|Attempting to deserialize object on CUDA device \d+ but",
          "cuda gpus", "device ordinal", "cuda-capable", "driver", "num_gpus", "kernel image", "with cuda enabled", "no slot",
-         "cudagetdevicecount", "on cuda device"),
+         "cudagetdevicecount", "duplicate gpu", "on cuda device"),
     _say("DR714", r"cannot import name '\w+' from '(?:torch|transformers|accelerate|deepspeed|peft|numpy)[\w.]*'|Weights only load failed|"
          r"Unsupported global: GLOBAL |undefined symbol: \S+|A module that was compiled using NumPy 1\.x cannot be run|"
          r"(?:got an unexpected keyword argument|takes \d+ positional arguments?) .*deepspeed|partially initialized module '(?:torch|deepspeed)",

@@ -250,6 +250,7 @@ def test_words_in_other_languages_do_no_harm() -> None:
         ("PermissionError: [Errno 13] Permission denied: '/mnt/nvme0'", "DR203"),
         ("FileNotFoundError: [Errno 2] No such file or directory: '/mnt/x/zero_stage_3/float16params/rank0/0_param.tensor.swp'", "DR203"),
         ("AssertionError: no_sync context manager reentry is unsupported", "DR302"),
+        ("host:1:2 [0] init.cc:521 NCCL WARN Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 40", "DR707"),
         ("ValueError: Undefined dataset my_data in dataset_info.json.", "DR804"),
         ("train.py: error: unrecognized arguments: --local-rank=0", "DR713"),
         # environment
