@@ -314,7 +314,7 @@ def _phases(result: Mapping[str, Any]) -> list[str]:
     titles = (_("predicted"), _("allocated"), _("reserved"), _("device"), _("host"), _("pinned"))
     head = (
         "  "
-        + pad(_("GiB by phase"), 14)
+        + pad(_("GiB by phase"), 12)
         + "".join(pad(t, 11, right=True) for t, u in zip(titles, used, strict=True) if u)
     )
     out = ["", head]
@@ -324,7 +324,7 @@ def _phases(result: Mapping[str, Any]) -> list[str]:
         shown = ["" if c is None else f"{c / GiB:.2f}" for c in cells]
         out.append(
             "  "
-            + pad(phase_name(phase), 14)
+            + pad(phase_name(phase), 12)
             + "".join(pad(c, 11, right=True) for c, u in zip(shown, used, strict=True) if u)
         )
     return out

@@ -25,46 +25,51 @@ from dstui.estimate.subject import from_json, settings_class, settings_summary, 
 from dstui.facts.model import Facts
 from dstui.i18n import _
 from dstui.runs import calibration
+from dstui.runs.events import Parser
 from dstui.runs.measured import Measured, read_probe
 from dstui.runs.samples import read_peaks
-from dstui.runs.state import read_config
+from dstui.runs.state import Progress, read_config
 from dstui.runs.store import RunDir, read_json, write_json
+from dstui.runs.tail import LogFile
 
 SCHEMA_VERSION = 1
 LEAST_STEPS = 2
 """Optimizer steps from which memory has been at its peak: the first makes the states, the second uses them."""
+_LOG_TAIL = 1 << 20
 _LOAD_DTYPES = ("bfloat16", "float16", "float32")
 _ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash_attention_2": "flash", "flash_attention_3": "flash"}
 
 
 def read_samples(run: RunDir, facts: Facts) -> Measured | None:
     """What the sampler and the log tell of a run without probe: peaks of the whole run, one phase."""
-    from dstui.runs.view import RunView
-
     peaks = read_peaks(run.samples_dir)
     if peaks is None:
         return None
-    view = RunView(run)
-    try:
-        shot = view.poll()
-        progress = view.progress
-    finally:
-        view.close()
+    progress = _progress(run)
     busy = any(g.busy is not False for g in facts.gpus or ())
     cards = bool(peaks.gpu_used)
     device = max(peaks.gpu_used.values()) if cards and not busy else None
     reserved = progress.peak_reserved if cards else None
     return Measured(
         ranks=len(peaks.rank_rss),
-        steps=shot.step or 0,
+        steps=progress.engine_step or 0,
         allocated=progress.peak_allocated if cards else None,
         reserved=reserved,
         device=device,
         overhead=device - reserved if device and reserved and device > reserved else None,
         host=peaks.rss_total,
-        step_time=shot.step_time,
+        step_time=progress.step_time,
         by="samples",
     )
+
+
+def _progress(run: RunDir) -> Progress:
+    """The end of the log: torch's peaks and DeepSpeed's steps only grow, so the newest lines tell them all."""
+    progress = Progress()
+    file = LogFile(run.out_log)
+    lines = file.after(max(0, file.size - _LOG_TAIL), _LOG_TAIL)
+    progress.apply_all(Parser().feed_all(lines), time.time(), live=False)
+    return progress
 
 
 # -- beside what is predicted ------------------------------------------------------------------------------
