@@ -28,6 +28,7 @@ def run(args: argparse.Namespace) -> int:
             "files": list(done.files),
             "size": done.size,
             "redacted": done.redacted,
+            "left_out": list(done.left_out),
         }
         print(json.dumps({"schema_version": 1, "run": target.id, **data}))
         return Exit.OK
@@ -38,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
             len(done.files),
         ).format(path=done.path, n=len(done.files), size=-(-done.size // 1000), hidden=done.redacted)
     )
+    if done.left_out:
+        print(_("not all of it found room: {names}").format(names=", ".join(done.left_out[:5])))
     print(_("look into it before you give it away: a log may hold more than names tell"))
-    print(_("it unpacks to a run: dstui watch --replay DIR, dstui diagnose DIR"))
+    print(_("look at it anywhere: dstui watch --replay {path}, dstui diagnose {path}").format(path=done.path))
     return Exit.OK

@@ -41,9 +41,11 @@ def judge(what: str, config: Mapping[str, Any] | None) -> Diagnosis:
     if what == "-":
         return diagnose(sys.stdin.buffer.read().decode("utf-8", "replace"), config, text=True)
     path = Path(what).expanduser()
-    if path.is_file() or (path.is_dir() and (path / "manifest.json").is_file()):
+    from dstui.plain.which import BUNDLE, run_to_read
+
+    log = path.is_file() and not what.endswith(BUNDLE)
+    if log or (path.is_dir() and (path / "manifest.json").is_file()):
         return diagnose(path, config)
-    from dstui.plain.which import run_to_read
 
     return diagnose(run_to_read(what), config)
 

@@ -120,6 +120,84 @@ def test_a_report_holds_the_run_and_no_secret(
     assert "-o" in capsys.readouterr().err
 
 
+def test_a_report_hides_what_no_name_tells(
+    state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make(state, "aaa2-1129-1200")
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef0123456789abcdef01234567")
+    monkeypatch.setenv("SSL_CERT_KEY", "/etc/ssl/private")  # a path, no secret
+    manifest = run.manifest
+    hook = "curl -d x https://hooks.slack.com/services/T0AAA/B0BBB/cccDDDeee"
+    manifest["on_event"] = hook
+    manifest["spec"] = {"on_event": hook, "args": ["--data", "/home/gertrude/corpus"]}
+    manifest["facts"]["gpus"][0]["processes"] = [{"pid": 9, "user": "bartholomew", "name": "python"}]
+    write_json(run.manifest_path, manifest)
+    with run.out_log.open("a") as f:
+        f.write("using 0123456789abcdef0123456789abcdef01234567, certificates in /etc/ssl/private\n")
+        f.write("wandb: Currently logged in as: wilhelmina-team; mail to anna.b@example.org\n")
+        f.write(
+            "https://open.feishu.cn/open-apis/bot/v2/hook/8f2d-4411 https://discord.com/api/webhooks/77/abcXYZ\n"
+        )
+    assert main(["report", run.id, "-o", "r.tar.gz"]) == 0
+    with tarfile.open(tmp_path / "r.tar.gz") as tar:
+        files = {m.name: tar.extractfile(m) for m in tar.getmembers()}
+        whole = "".join(f.read().decode() for f in files.values() if f)
+    for secret in (
+        "0123456789abcdef",
+        "cccDDDeee",
+        "T0AAA",
+        "gertrude",
+        "bartholomew",
+        "wilhelmina",
+        "anna.b",
+    ):
+        assert secret not in whole, secret
+    for secret in ("8f2d-4411", "abcXYZ"):
+        assert secret not in whole, secret
+    assert "/etc/ssl/private" in whole and "/home/<user>/corpus" in whole
+
+
+def test_the_same_run_gives_the_same_bytes_and_they_are_bounded(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dstui.runs import bundle
+
+    run = make(state, "aaa2-1129-1200")
+    folder = run.rank_logs / "0"
+    folder.mkdir(parents=True)
+    for n in range(64):
+        (folder / f"rank-{n:02d}.log").write_text(f"rank {n}\n" * 2000)
+    first = bundle.pack(run, tmp_path / "1.tar.gz")
+    again = bundle.pack(run, tmp_path / "2.tar.gz")
+    assert first.path.read_bytes() == again.path.read_bytes() and not first.left_out
+    size = sum(len((run.path / f).read_bytes()) for f in first.files if (run.path / f).exists())
+    monkeypatch.setattr(bundle, "TOTAL", size - 300_000)
+    small = bundle.pack(run, tmp_path / "3.tar.gz")
+    with tarfile.open(small.path) as tar:
+        assert sum(m.size for m in tar.getmembers()) <= bundle.TOTAL
+    assert small.left_out and all(name.startswith("rank-logs/") for name in small.left_out)
+
+
+def test_a_report_s_file_is_a_run(state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make(state, "aaa2-1129-1200")
+    assert main(["report", run.id, "-o", "r.tar.gz"]) == 0
+    assert main(["watch", "--replay", "--speed", "100", "--plain", "r.tar.gz"]) == 0
+    assert "finished after 60 steps" in capsys.readouterr().out
+    assert main(["diagnose", "r.tar.gz", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["outcome"] == "finished"
+    assert main(["compare", "r.tar.gz", run.id, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["runs"][0]["step_time"] == data["runs"][1]["step_time"]
+    whole = (tmp_path / "r.tar.gz").read_bytes()
+    (tmp_path / "torn.tar.gz").write_bytes(whole[: len(whole) // 2])
+    assert main(["diagnose", "torn.tar.gz"]) == 2
+    (tmp_path / "evil").write_text("x")
+    with tarfile.open(tmp_path / "evil.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "evil", "run/../../escaped")
+    assert main(["watch", "--once", "evil.tar.gz"]) == 2
+    assert not list(tmp_path.rglob("escaped")) and "not a report" in capsys.readouterr().err
+
+
 def test_a_huge_log_keeps_its_ends(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dstui.runs import bundle
 
