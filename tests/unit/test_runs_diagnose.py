@@ -86,6 +86,17 @@ def failed(code: int, rank: int = 1, **more: Any) -> dict[str, Any]:
         ("save", "DR901", None),
         ("shm", "DR403", 4),
         ("unequal", "DR501", 5),
+        ("torchrun", "DR710", None),
+        ("accelerate", "DR710", None),
+        ("torchrun-kill", "DR401", 4),
+        ("files", "DR716", None),
+        ("nosync", "DR302", 3),
+        ("index", "DR801", None),
+        ("nvcc", "DR702", None),
+        ("template", "DR804", None),  # its exception is raised by the script in LLaMA-Factory's words
+        ("memory", "DR404", 4),
+        ("loader", "DR802", None),
+        ("nvme", "DR203", 2),
     ],
 )
 def test_real_logs_of_failed_runs(name: str, code: str, checkpoint: int | None) -> None:
