@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dstui.estimate.host import HostNeed
 from dstui.estimate.result import GpuFit, HostFit, Range
 from dstui.estimate.settings import Settings
 from dstui.estimate.subject import settings_class
@@ -143,14 +142,13 @@ class Calibration:
             )
         return replace(fit, allocated=a, reserved=r, device=device), notes
 
-    def host(self, fit: HostFit, s: Settings, save: int = 0) -> tuple[HostFit, list[str]]:
-        """``fit`` corrected. ``save``: predicted peak of the save phase in bytes, kept where no record has seen it."""
+    def host(self, fit: HostFit, s: Settings) -> tuple[HostFit, list[str]]:
+        """``fit`` corrected. Its peak is that of training: saving is told apart, in ``phases``."""
         if fit.peak is None:
             return fit, []
         same = self.exact(s)
         predicted: Range = fit.peak
-        floor = 0 if any("save" in r.phases for r in same) else save
-        peak = self._replaced(same, "host", predicted, floor)
+        peak = self._replaced(same, "host", predicted, 0)
         if peak is not None:
             pinned = next((n for n in (r.value("pinned") for r in same) if n is not None), None)
             fit = replace(fit, peak=peak, pinned=fit.pinned if pinned is None else pinned)
@@ -205,10 +203,6 @@ def _unreached(fit: GpuFit, same: Sequence[Record]) -> int:
     """Predicted bytes of the phases that no record has seen."""
     seen = {p for r in same for p in r.phases}
     return max((p.total for p in fit.phases if p.phase not in seen), default=0)
-
-
-def save_peak(need: HostNeed, scale: float) -> int:
-    return round(need.phases.get("save", 0) * scale)
 
 
 def _name(r: Record) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from dstui.estimate.allocator import LOGITS
+from dstui.estimate.allocator import GRADS, LOGITS
 from dstui.estimate.families import Inventory, Module, inventory
 from dstui.estimate.inputs import ModelShape
 from dstui.estimate.program import FREE, WORK, Grad, Param, Program, Tape, Tensor, Workload
@@ -303,7 +303,14 @@ class _Builder:
             qr, kr = tape.rotary(q, wide), tape.rotary(k, narrow)
             tape.drop(q, k)
             q, k = qr, kr
+        shared = self.work.together > 1
+        if shared:
+            q, k, v, kv = self._exchange(tape, q, k, v)
         a = tape.attention(q, k, v, heads, kv, d, d)
+        if shared:  # back to this rank's tokens
+            tokens = tape.scale(a, wide)
+            tape.drop(a)
+            a = tokens
         out = {"gpt_neox": "attention.dense", "phi": "self_attn.dense"}.get(
             family, "attn.c_proj" if family in ("gpt2", "dstui_gpt") else "self_attn.o_proj"
         )
@@ -312,6 +319,20 @@ class _Builder:
         if fused is not None:
             tape.drop(fused)
         return self._dropped(tape, y) if family == "gpt2" else y
+
+    def _exchange(self, tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
+        """All-to-all from tokens of all heads to all tokens of some heads, then in the order that attention wants
+        (``ulysses_sp.UlyssesSPAttentionHF``); key and value heads fewer than ranks are repeated. Returns the heads
+        that keys count for too."""
+        kv = max(self.kv, self.work.together)
+        out: list[Tensor] = []
+        for x, n in ((q, self.heads * self.d), (k, kv * self.d), (v, kv * self.d)):
+            sent = tape.scale(x, n)
+            tape.drop(x)
+            placed = tape.scale(sent, n)
+            tape.drop(sent)
+            out.append(placed)
+        return out[0], out[1], out[2], kv
 
     def _split(self, tape: Tape, fused: Tensor, widths: tuple[int, ...]) -> list[Tensor]:
         """Views of a fused projection: no memory of their own; their gradients are gathered into one tensor."""
@@ -503,6 +524,8 @@ class _Builder:
             )
             tape.drop(x, x)  # the model's `hidden_states` now names the normed ones
             b = work.element
+            if work.loss == "fused":
+                return self._fused_loss(tape, n)
             tape.enter("lm_head")
             trains = (tied and work.lora_rank == 0) or (not tied and tape.trains("lm_head"))
             kept = tape.save(n) if trains else ()
@@ -532,6 +555,13 @@ class _Builder:
                 logits = logits_width(tape, b)
                 tape.node((bent,), logits, (), lambda _g: [glogits(tape, b)])
                 tape.drop(bent)
+            if work.loss == "chunked":  # the logits are saved, their gradient has their type
+                kept = tape.save(logits)
+                loss = tape.new(4)
+                tape.node((logits,), loss, kept, lambda _g: [glogits(tape, b)])
+                tape.drop(logits)
+                program.logits = logits.slot
+                return loss
             # ForCausalLMLoss: float(), then cross entropy = log_softmax + nll
             wide = logits
             if b == 2:
@@ -550,6 +580,38 @@ class _Builder:
 
         return self._record(program, body, has_input=True)
 
+    def _fused_loss(self, tape: Tape, n: Tensor) -> Tensor:
+        """Liger's fused linear cross entropy (``fused_linear_cross_entropy_forward``): both gradients are made in
+        the forward pass, from logits of as many rows at a time as take no more than the input does."""
+        work, v, h, b = self.work, self.vocab, self.h, self.work.element
+        tied = bool(self.shape.tied)
+        trains = (tied and work.lora_rank == 0) or (not tied and tape.trains("lm_head"))
+        tape.enter("lm_head")
+        source = tape.width(h, grad=False)
+        weight = tape.new(b * v * h, grad=False, tag=GRADS) if trains else None
+        tokens = work.tokens
+        rows = min(tokens, 1 << (-(-tokens // -(-v // h)) - 1).bit_length())
+        logits = tape.new(b * v * rows, grad=False, tag=LOGITS)
+        tape.work_space()
+        tape.drop(logits)
+        loss = tape.new(4)
+        tape.leave("lm_head")
+
+        def backward(_g: Grad) -> list[Grad | None]:
+            tape.enter("lm_head")
+            if weight is not None:
+                at = TIED if tied else tape.program.modules[tape.index("lm_head")][1][0]
+                tape.give(at, weight)
+            tape.leave("lm_head")
+            return [Grad(source.slot)]
+
+        kept = [t for t in (source, weight) if t is not None]
+        if not tape.grad:
+            tape.drop(*kept)
+        tape.node((n,), loss, (), backward)
+        tape.drop(n)
+        return loss
+
     # -- recording -------------------------------------------------------------------------------------------
     def _record(self, program: Program, body: Any, has_input: bool) -> Program:
         """Fill the operation lists of ``program`` by running ``body`` on two tapes."""
@@ -565,10 +627,11 @@ class _Builder:
         x = start(quiet)
         out = body(quiet) if x is None else body(quiet, x)
         program.inference, program.inference_output = quiet.ops, out.slot
+        program.inference_held = quiet.held
         tape = Tape(self.work, True, program)
         x = start(tape)
         out = body(tape) if x is None else body(tape, x)
-        program.forward, program.output = tape.ops, out.slot
+        program.forward, program.output, program.held = tape.ops, out.slot, tape.held
         # a recomputation stops at the last save and loses its local names there
         program.recompute = [*tape.ops[: tape.cut], *((FREE, slot, 0, 0) for slot in tape.cut_frees)]
         program.input_saved = x is not None and x.saves > 0

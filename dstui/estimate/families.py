@@ -11,7 +11,7 @@ stores them; earlier releases hold one matrix per expert, with the same sum.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -488,3 +488,27 @@ class _Builder:
                 self.linear("mlp.shared_expert_gate", h, 1),
             )
         return (fused, router, *self.mlp("mlp.shared_experts", shared))
+
+
+def split_layers(shape: ModelShape, ranks: int, *, vocab: bool) -> ModelShape:
+    """What one of ``ranks`` has of a model whose linear layers are split by rows or columns (AutoTP,
+    ``module_inject/auto_tp.py``): its part of the heads and of the inner width, and of the vocabulary if asked;
+    norms and the residual stream stay whole. ``params`` are those of the part."""
+
+    def part(n: int | None) -> int | None:
+        return None if n is None else max(1, -(-n // ranks))
+
+    extra = {
+        k: part(v) if k in ("moe_intermediate", "shared_intermediate") else v for k, v in shape.extra.items()
+    }
+    heads = shape.heads or 1
+    piece = replace(
+        shape,
+        heads=part(shape.heads),
+        kv_heads=part(shape.kv_heads),
+        head_dim=shape.head_dim or (shape.hidden or 1) // heads,
+        intermediate=part(shape.intermediate),
+        vocab=part(shape.vocab) if vocab else shape.vocab,
+        extra=extra,
+    )
+    return replace(piece, params=inventory(piece).params)

@@ -19,8 +19,12 @@ RANK_RSS = round(2.08 * GiB)
 """Peak RSS of a rank on a GPU without any tensor of ours: 1.97-2.12 GiB measured."""
 RANK_RSS_INIT = round(1.45 * GiB)
 """The same while ``deepspeed.initialize`` runs (1.44-1.57 GiB measured)."""
-RANK_RSS_LOAD = round(1.05 * GiB)
-"""The same while the model loads (1.03-1.37 GiB measured)."""
+RANK_RSS_LOAD = round(0.94 * GiB)
+"""The same while the model loads, its tensors apart (0.92-0.98 GiB measured)."""
+RANK_RSS_TOGETHER = round(0.32 * GiB)
+"""More while the model loads where several ranks have opened NCCL (1.25-1.26 GiB measured in all)."""
+RANK_RSS_COMPILE = round(0.24 * GiB)
+"""More in the step when torch.compile builds kernels in the process (0.21-0.29 GiB measured with Muon)."""
 RANK_RSS_CPU = round(0.5 * GiB)
 """A rank on the CPU with Python, torch and DeepSpeed loaded: 0.53 GiB measured for a GPT of 5 M parameters."""
 

@@ -8,11 +8,15 @@ when freed. Checked against four offload runs on H200 (pinned exact, peak RSS wi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dstui.estimate import hardware
+from dstui.estimate.replay import Dimensions
 from dstui.estimate.settings import Settings
 
+SAVES = ("save", "save_16bit")
+"""Phases of ``save_checkpoint`` and ``save_16bit_model``."""
 _SHARD = 5_000_000_000
 """Default size of one safetensors shard (``save_pretrained``): what zero.Init loads at a time."""
 
@@ -26,14 +30,17 @@ class HostNeed:
     phases: dict[str, int]
     parts: dict[str, int]
     nvme: int
+    checkpoint: int
+    """Bytes of the files of one ``save_checkpoint``, all nodes."""
 
     @property
     def peak(self) -> int:
-        return max(self.phases.values())
+        """Of training itself. Saving is told apart: a run need not save, and it can save less."""
+        return self.phases[self.phase]
 
     @property
     def phase(self) -> str:
-        return max(self.phases, key=lambda k: self.phases[k])
+        return max((k for k in self.phases if k not in SAVES), key=lambda k: self.phases[k])
 
 
 def pinned_block(nbytes: int) -> int:
@@ -60,22 +67,11 @@ class _Ledger:
         return sum(self.pinned.values()) + sum(self.pageable.values())
 
 
-def host_need(
-    s: Settings,
-    trainable: list[int],
-    frozen_each: list[int],
-    sub_groups: list[int],
-    part: int,
-    *,
-    load_on_gpu: bool,
-) -> HostNeed:
-    """RAM and NVMe of one node.
-
-    ``trainable``: elements of each trained parameter; ``frozen_each``: stored bytes of each of the others;
-    ``part``: elements of one rank's partition; ``sub_groups``: stage 3's sub-groups of it.
-    """
+def host_need(s: Settings, dims: Dimensions) -> HostNeed:
+    """RAM and NVMe of one node."""
+    trainable, part, sub_groups = dims.trainable, dims.part, dims.sub_groups
     b = s.element
-    total, frozen = sum(trainable), sum(frozen_each)
+    total, frozen = sum(trainable), sum(dims.frozen)
     largest = max(trainable, default=0)
     ledger = _Ledger()
     moment = 8 if s.optimizer in ("adam", "lion", "other") else s.moment  # CPU Lion keeps a second state too
@@ -121,8 +117,10 @@ def host_need(
     if s.offload_param == "cpu":
         ledger.add("params", b * part, True)  # the flat buffer is always pinned
         cached = sum(pinned_block(b * -(-n // s.ranks)) if s.pin_param else 0 for n in trainable)
+        if s.zero_init and s.pin_param:  # the head had a partition too before it was tied
+            cached += pinned_block(b * -(-dims.twice // s.ranks))
         ledger.pinned["pinned cache"] = cached  # the partitions before they moved to the flat buffer
-        for n in frozen_each:  # each keeps its own partition: only trained ones move to the flat buffer
+        for n in dims.frozen:  # each keeps its own partition: only trained ones move to the flat buffer
             ledger.add("frozen params", -(-n // s.ranks), s.pin_param)
     elif s.offload_param == "nvme":
         nvme += b * part + -(-frozen // s.ranks)
@@ -134,23 +132,24 @@ def host_need(
         init_extra = max(
             init_extra, b * part - ledger.pageable.get("moments", 0) - sum(ledger.pinned.values())
         )
-    whole = s.load * total + frozen
-    ranks = min(s.ranks, s.ranks_per_node)
-    if load_on_gpu:
-        load = hardware.RANK_RSS_LOAD + (b * part if s.zero_init and s.offload_param != "none" else 0)
-    elif s.zero_init:
-        shards = b * part if s.offload_param != "none" else 0
-        load = hardware.RANK_RSS_LOAD + min(whole, _SHARD) + shards
-    else:
-        load = hardware.RANK_RSS_LOAD + whole
+    ranks = min(s.processes, s.ranks_per_node)
+    stay = b * part + sum(v.get("frozen params", 0) for v in (ledger.pinned, ledger.pageable))
+    load = _load(s, dims, stay if s.offload_param != "none" else 0)
     kept_total = ledger.total()
+    compiles = hardware.RANK_RSS_COMPILE if s.optimizer == "muon" else 0
     phases = {
         "load": load * ranks,
         "init": (hardware.RANK_RSS_INIT + max(0, kept_total + init_extra)) * ranks,
-        "step": (hardware.RANK_RSS + kept_total + step_extra) * ranks,
+        "step": (hardware.RANK_RSS + compiles + kept_total + step_extra) * ranks,
     }
-    if s.gather_on_save:
-        phases["save"] = phases["step"] - step_extra * ranks + b * total + frozen
+    # torch.save brings one storage at a time to the host: the largest is one fp32 partition
+    if s.offload_optimizer != "none":
+        storage = b * total if s.stage < 3 else 0
+    else:
+        storage = 4 * (max(sub_groups, default=0) if s.stage else total)
+    phases["save"] = phases["step"] - step_extra * ranks + storage * ranks
+    if s.gather_on_save:  # rank 0 holds the whole model (``_zero3_consolidated_16bit_state_dict``)
+        phases["save_16bit"] = phases["step"] - step_extra * ranks + b * total + frozen
     parts = {k: v * ranks for k, v in {**ledger.pinned}.items()}
     for k, v in ledger.pageable.items():
         parts[k] = parts.get(k, 0) + v * ranks
@@ -160,11 +159,35 @@ def host_need(
         pageable=(sum(ledger.pageable.values()) + hardware.RANK_RSS) * ranks,
         phases=phases,
         parts=parts,
+        checkpoint=_checkpoint(s, dims),
         nvme=nvme * ranks,
     )
 
 
-def _first(sizes: list[int], elements: int) -> list[int]:
+def _load(s: Settings, dims: Dimensions, shards: int) -> int:
+    """Peak of one rank while the model loads; ``shards`` = bytes of its parameters that stay in RAM."""
+    base = hardware.RANK_RSS_LOAD + (hardware.RANK_RSS_TOGETHER if s.processes > 1 else 0)
+    if (
+        s.quant != "none"
+    ):  # the 16-bit file is mapped, its pages count as they are read, and one tensor is copied
+        return base + 2 * (dims.model + dims.largest)
+    if s.load_on_gpu:
+        return base + (shards if s.zero_init else 0)
+    if s.zero_init:
+        return base + min(s.load * dims.model, _SHARD) + shards
+    return base + s.load * (dims.model + dims.twice)
+
+
+def _checkpoint(s: Settings, dims: Dimensions) -> int:
+    """Master copy and moments of what trains, and the model in 16 bits where a rank has it whole (stages 0-2:
+    ``mp_rank_00_model_states.pt``; 14 and 12 bytes a parameter measured at stages 2 and 3 with Adam). Frozen weights
+    are part of it unless the script leaves them out."""
+    total, frozen = sum(dims.trainable), sum(dims.frozen)
+    states = s.moment + (4 if s.element == 2 or s.stage else 0)
+    return states * total + frozen + (s.element * total if s.stage < 3 else 0)
+
+
+def _first(sizes: Sequence[int], elements: int) -> list[int]:
     """The first parameters until they reach ``elements``."""
     out: list[int] = []
     seen = 0

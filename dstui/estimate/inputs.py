@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Attention = Literal["eager", "sdpa", "flash"]
+Loss = Literal["standard", "chunked", "fused"]
+"""``standard``: transformers' cross entropy, on logits in fp32. ``chunked``: no fp32 copy of them (DeepSpeed's
+``ChunkedCausalLMLoss``). ``fused``: head and loss in one, whole logits never exist (Liger's fused linear one)."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,11 @@ class Training:
     seq: int = 2048
     checkpointing: bool = True
     attention: Attention = "sdpa"
+    loss: Loss = "standard"
+    reentrant: bool = False
+    """``use_reentrant=True`` of gradient checkpointing; transformers 5 and most scripts: False."""
+    sequence_parallel: int = 1
+    """Ranks that share a sequence (Ulysses), where the config has no ``sequence_parallel_size``."""
     loop: Literal["hf", "plain"] = "plain"
     lora_rank: int | None = None
     lora_targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"

@@ -15,7 +15,7 @@ from typing import Any
 from dstui.estimate import hardware
 from dstui.estimate.allocator import PARTS
 from dstui.estimate.changes import candidates
-from dstui.estimate.correction import Calibration, save_peak
+from dstui.estimate.correction import Calibration
 from dstui.estimate.decoder import APPROXIMATE
 from dstui.estimate.families import inventory
 from dstui.estimate.host import HostNeed, host_need
@@ -235,6 +235,7 @@ def _settings(
             settings,
             pin_optimizer=False,
             pin_param=False,
+            load_on_gpu=False,
             reduce_bucket=bucket,
             temporaries=2 if settings.temporaries else 0,
         )
@@ -257,22 +258,13 @@ def _one(
     workspace = 0 if machine.cpu_only else hardware.workspace(machine.capability)
     peaks = replay(model, settings, workspace)
     dims = run_dimensions(model, settings)
-    host = host_need(
-        settings,
-        list(dims.trainable),
-        list(dims.frozen),
-        list(dims.sub_groups),
-        dims.part,
-        load_on_gpu=training.load_on == "gpu" and not machine.cpu_only,
-    )
+    host = host_need(settings, dims)
     assumptions = [*_explain(shape, training, settings, guessed), *assumptions, *machine.notes, *shape.notes]
     doubts = _doubt(shape, training, settings, guessed)
     if machine.cpu_only:
         return _on_cpu(peaks, settings, machine, host, doubts, scale, assumptions)
     gpu, gpu_notes = machine.calibration.gpu(_gpu(peaks, settings, machine, doubts, scale), settings)
-    host_fit, host_notes = machine.calibration.host(
-        _host(host, machine, scale), settings, save_peak(host, scale)
-    )
+    host_fit, host_notes = machine.calibration.host(_host(host, machine, scale), settings)
     assumptions = [*gpu_notes, *host_notes, *assumptions]
     if host_fit.capacity is None and host_fit.peak is not None:
         assumptions.append(
@@ -354,7 +346,7 @@ def _explain(shape: ModelShape, training: Training, s: Settings, guessed: bool) 
 def _gpu(peaks: Peaks, s: Settings, machine: _Machine, doubt: _Doubt, scale: float) -> GpuFit:
     allocated = round(peaks.allocated * scale)
     reserved = max(round(peaks.reserved * scale), allocated)
-    over = hardware.overhead(machine.capability, s.ranks, s.stage)
+    over = hardware.overhead(machine.capability, s.processes, s.stage)
     a = Range(
         round(allocated * (1 - doubt.low)), allocated, round(allocated * (1 + doubt.high)) + doubt.extra
     )
@@ -380,6 +372,8 @@ def _host(need: HostNeed, machine: _Machine, scale: float) -> HostFit:
         round(need.pageable * scale),
         Range(round(peak * 0.92), peak, round(peak * 1.12)),
         {k: round(v * scale) for k, v in need.parts.items()},
+        {k: round(v * scale) for k, v in need.phases.items()},
+        round(need.checkpoint * scale),
     )
 
 
@@ -393,7 +387,7 @@ def _on_cpu(
     assumptions: list[str],
 ) -> Estimate:
     """No GPU: every tensor lives in host RAM, once per rank."""
-    ranks = min(s.ranks, s.ranks_per_node)
+    ranks = min(s.processes, s.ranks_per_node)
     tensors = round(peaks.allocated * scale)
     offloaded = sum(v for k, v in need.parts.items() if k != "processes")
     per_rank = tensors + hardware.RANK_RSS_CPU
@@ -504,6 +498,11 @@ def _judge(
     else:
         verdicts.append(_compare(host.peak.expected, host.peak.high, host.capacity))
         pressure.append((host.peak.expected / max(1, host.capacity), host_binds))
+        if host.peak.expected <= host.capacity < host.phases.get("save", 0):
+            verdicts.append("tight")
+            remark = remark or _(
+                "training fits, but save_checkpoint takes {need} of host RAM: one fp32 partition a rank goes through it"
+            ).format(need=gib(host.phases["save"]))
     if nvme is not None:
         if nvme.capacity is None:
             verdicts.append("unknown")

@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 from dstui.estimate.allocator import ACTIVATIONS
 
-ALLOC, FREE, ENTER, LEAVE, GRAD, HOOK, WORK = range(7)
+ALLOC, FREE, ENTER, LEAVE, GRAD, HOOK, WORK, GIVE = range(8)
 """Operation codes: ``(ALLOC, slot, bytes, tag)``, ``(FREE, slot, 0, 0)``, ``(ENTER|LEAVE, module, 0, 0)``
 (ZeRO-3 hooks), ``(GRAD, parameter, bytes, 0)`` (a gradient is made), ``(HOOK, parameter, 0, 0)`` (it arrives in the leaf, after the
 node that made it has let go of what it saved), ``(WORK, 0, 0, 0)`` (a matrix product: the
-first of a thread makes its cuBLAS workspace)."""
+first of a thread makes its cuBLAS workspace), ``(GIVE, parameter, slot, 0)`` (the tensor in a slot is the gradient)."""
 
 Op = tuple[int, int, int, int]
 
@@ -58,6 +58,9 @@ class Program:
     grad_output: int = 0
     grad_input: int = -1
     input_saved: bool = False
+    held: list[int] = field(default_factory=list)
+    """Slots of ``forward`` that stay as long as the graph does, whatever backward has used."""
+    inference_held: list[int] = field(default_factory=list)
     logits: int = -1
     """Slot of the logits that the model returns (the tail's)."""
 
@@ -68,11 +71,13 @@ class Workload:
 
     micro_batch: int
     seq: int
+    """Tokens of a sequence that this rank has."""
     element: int
     """Bytes of an element of the compute type: 2, or 4 in an fp32 run."""
     half: bool
     """fp16 (whose softmax upcasts inside the kernel) and not bf16."""
     attention: str
+    loss: str = "standard"
     lora_rank: int = 0
     lora_targets: tuple[str, ...] = ()
     """Linear module names, or empty for all of them."""
@@ -81,6 +86,10 @@ class Workload:
     """Bytes of a stored weight."""
     adapter: int = 2
     """Bytes of an element of a LoRA adapter."""
+    together: int = 1
+    """Ranks that share a sequence: each then attends over all of it with its part of the heads."""
+    reentrant: bool = False
+    """Checkpointed layers run without a graph first (not: with one, whose saved tensors are thrown away)."""
 
     @property
     def tokens(self) -> int:
@@ -131,6 +140,7 @@ class Tape:
         self.cut = 0
         """Position of the last save: a recomputation stops there (torch.utils.checkpoint, early stop)."""
         self.cut_frees: list[int] = []
+        self.held: list[int] = []
         self._worked = False
         self._after: list[Op] = []
         """Operations that follow the node in progress."""
@@ -194,6 +204,12 @@ class Tape:
         self.cut_frees = [t.slot for t in self.alive if t.saves == 0]
         return tensors
 
+    def hold(self, t: Tensor) -> None:
+        """An attribute of the graph's node names ``t``: nothing frees it before the graph itself goes."""
+        if t.slot not in self.held:
+            self.held.append(t.slot)
+            t.saves += 1
+
     def _unsave(self, t: Tensor) -> None:
         t.saves -= 1
         self._maybe_free(t)
@@ -212,6 +228,11 @@ class Tape:
         """The gradient of parameter ``index`` is made by the node in progress. Its leaf runs next (accumulating
         comes first in ``torch/csrc/autograd/engine.cpp``), and then what comes after the module."""
         self.ops.append((GRAD, index, nbytes, 0))
+        self._after.append((HOOK, index, 0, 0))
+
+    def give(self, index: int, tensor: Tensor) -> None:
+        """``tensor`` is the gradient of parameter ``index``, made before the backward pass began."""
+        self.ops.append((GIVE, index, tensor.slot, 0))
         self._after.append((HOOK, index, 0, 0))
 
     def weight_grads(self, name: str) -> None:
@@ -302,12 +323,20 @@ class Tape:
     def _matmul(self, x: Tensor, name: str, n_in: int, n_out: int) -> Tensor:
         work = self.work
         saved = self.save(x) if self.trains(name) else ()
-        quantised = work.quant == "nf4" and name not in ("lm_head",)
+        quant = "none" if name == "lm_head" else work.quant
         plain = 2 * n_in * n_out
-        if quantised:  # bitsandbytes: the weight is dequantised for each product, forward and backward
+        if quant == "nf4":  # the weight is dequantised for each product (bitsandbytes gemm_4bit, MatMul4Bit)
             w = self.new(plain, grad=False)
             y = self.width(n_out)
             self.drop(w)
+        elif quant == "int8":  # MatMul8bitLt: the input in fp16, then in 8 bits; it stays with the node
+            if x.grad or not (self.grad or work.reentrant):
+                self.hold(x)
+            half = self.width(n_in, 2, grad=False) if not work.half else None
+            low = self.width(n_in, 1, grad=False)
+            self.drop(half)
+            y = self.width(n_out)
+            self.drop(low)
         else:
             y = self.width(n_out)
         self.work_space()
@@ -316,7 +345,7 @@ class Tape:
             self.enter(name)
             dx: Grad | None = None
             if x.grad:
-                w = self.gnew(plain) if quantised else None
+                w = self.gnew(plain) if quant != "none" else None
                 dx = self.gwidth(n_in)
                 self.gdrop(w)
             self.weight_grads(name)

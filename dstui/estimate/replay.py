@@ -32,8 +32,9 @@ from dstui.estimate.allocator import (
     OutOfMemory,
 )
 from dstui.estimate.decoder import TIED, Decoder, decoder
+from dstui.estimate.families import split_layers
 from dstui.estimate.inputs import ModelShape
-from dstui.estimate.program import ALLOC, ENTER, FREE, GRAD, HOOK, LEAVE, WORK, Op, Program, Workload
+from dstui.estimate.program import ALLOC, ENTER, FREE, GIVE, GRAD, HOOK, LEAVE, WORK, Op, Program, Workload
 from dstui.estimate.settings import Settings
 from dstui.estimate.zero3 import Coordinator
 
@@ -124,10 +125,13 @@ def _endures(
 def workload(settings: Settings) -> Workload:
     return Workload(
         micro_batch=settings.micro_batch,
-        seq=settings.seq,
+        seq=-(-settings.seq // settings.sequence_parallel),
+        together=settings.sequence_parallel,
         element=settings.element,
         half=settings.half,
         attention=settings.attention,
+        loss=settings.loss,
+        reentrant=settings.reentrant,
         lora_rank=settings.lora_rank,
         lora_targets=settings.lora_targets,
         quant=settings.quant,
@@ -140,6 +144,10 @@ class _Run:
     def __init__(self, shape: ModelShape, settings: Settings, workspace: int) -> None:
         self.s = settings
         self.workspace = workspace
+        if settings.tensor_parallel > 1:
+            # since 0.19.8 a tied embedding is split with the head, and the loss works on the pieces
+            pieces = bool(shape.tied) and settings.release >= (0, 19, 8)
+            shape = split_layers(shape, settings.tensor_parallel, vocab=pieces)
         self.model: Decoder = decoder(shape, workload(settings))
         self.mem = Allocator(settings.expandable)
         self.programs: list[Program] = list(self.model.blocks())
@@ -171,6 +179,7 @@ class _Run:
             and settings.offload_optimizer == "none"
         )
         self.hidden = shape.hidden or 1
+        self.tied_head = bool(shape.tied)
         self.groups = self._groups()
         """Trained parameters by the optimizer's group."""
         self.parts = [self._partition(group) for group in self.groups]
@@ -196,6 +205,8 @@ class _Run:
         self.workspaces = 0
         self.logits: Block | None = None
         """Those that the loop still names."""
+        self.graph: list[Block] = []
+        """What nodes of the last micro step's graph hold until it goes."""
         self.moments_made = False
         self.offload = settings.offload_optimizer != "none"
 
@@ -276,6 +287,7 @@ class _Run:
                 block = mem.malloc(n, PARAMS)
                 if self.trains[i]:
                     originals[i] = block
+        self._tie()
         mem.phase("init")
         b, p = s.element, self.total
         if s.stage == 0:
@@ -300,6 +312,11 @@ class _Run:
             return
         for zeros in [mem.malloc(4 * part, GRADS) for part in self.parts]:  # initialize_optimizer_states
             mem.release(zeros)
+
+    def _tie(self) -> None:
+        """A model class makes a head of its own before it takes the embedding's weight instead."""
+        if self.s.load_on_gpu and self.tied_head:
+            self.mem.release(self.mem.malloc(self.nbytes[0], PARAMS))
 
     def _flatten(self, originals: list[Block], size: int) -> None:
         mem = self.mem
@@ -363,6 +380,7 @@ class _Run:
         on_gpu = s.offload_param == "none"
         if not s.zero_init:
             originals = [mem.malloc(n, PARAMS) if self.numel[i] else None for i, n in enumerate(self.nbytes)]
+            self._tie()
             mem.phase("init")
         for i, n in enumerate(self.nbytes):
             if not self.numel[i]:
@@ -462,6 +480,9 @@ class _Run:
         s, mem = self.s, self.mem
         mem.phase("forward")
         self.backward = False
+        for block in self.graph:
+            mem.release(block)
+        self.graph = []
         if self.coordinator is not None:
             self.coordinator.begin()
         once = mem.malloc(self.model.saved_once, ACTIVATIONS) if self.model.saved_once else None
@@ -477,10 +498,12 @@ class _Run:
             slots[0] = x
             if s.checkpointing:
                 self._execute(index, program.inference, slots)
+                self._hold(program.inference_held, slots)
                 saved.append((x, []))
                 x = slots[program.inference_output]
             else:
                 self._execute(index, program.forward, slots)
+                self._hold(program.held, slots)
                 y = slots[program.output]
                 slots[program.output] = None
                 if not program.input_saved:
@@ -502,6 +525,7 @@ class _Run:
         self._execute(last, tail.backward, slots)
         mem.release(slots[tail.output])
         grad = slots[tail.grad_input]
+        recomputed: list[Block | None] = []
         for index in range(last - 1, 0, -1):
             program = self.programs[index]
             x, slots = saved.pop()
@@ -511,17 +535,26 @@ class _Run:
                 if self.coordinator is not None:
                     owner = next((a for code, a, _n, _t in program.backward if code == ENTER), 0)
                     self.coordinator.recompute(self.first_module[index] + owner)
-                self._execute(index, program.recompute, slots)
+                self._execute(index, program.forward if s.reentrant else program.recompute, slots)
                 if self.coordinator is not None:
                     self.coordinator.recomputed()
+                recomputed = [slots[i] for i in program.held]
+                if s.reentrant:  # CheckpointFunction.backward names the layer's output
+                    recomputed.append(slots[program.output])
             slots[program.grad_output] = grad
             self._execute(index, program.backward, slots)
+            for held in recomputed:
+                mem.release(held)
+            recomputed = []
             grad = slots[program.grad_input]
             mem.release(x)
         slots_head[head.grad_output] = grad
         slots_head[head.output] = None
         self._execute(0, head.backward, slots_head)
         mem.release(once)
+
+    def _hold(self, held: list[int], slots: list[Block | None]) -> None:
+        self.graph += [block for i in held if (block := slots[i]) is not None]
 
     @staticmethod
     def _slots(program: Program) -> list[Block | None]:
@@ -544,6 +577,10 @@ class _Run:
                 self._gradient(base_param + a if a != TIED else TIED, fresh.pop(a))
             elif code == WORK:
                 self._work_space()
+            elif code == GIVE:
+                given = slots[n]
+                assert given is not None
+                fresh[a], slots[n] = given, None
             elif coordinator is not None:
                 module = base_module + a
                 if code == ENTER:
@@ -734,17 +771,20 @@ class _Run:
                     block = blocks.get(p)
                     if block is not None:
                         self._add_to_bucket(p, block)
-                self._reduce()
-                self._free_buckets()
+                self._end_reduction()
         else:
-            self._reduce()
-            if len(self.groups) > 1 and self.last and not self.offload:
-                self._muon_updates()
-            if s.stage < 3:
-                self._free_buckets()
+            self._end_reduction()
         if self.earlier is not None:
             mem.release(self.collected)
             self.collected, self.earlier = self.earlier, None
+
+    def _end_reduction(self) -> None:
+        """``independent_gradient_partition_epilogue``."""
+        self._reduce()
+        if len(self.groups) > 1 and self.last and not self.offload:
+            self._muon_updates()
+        if self.s.stage < 3:
+            self._free_buckets()
 
     def _muon_updates(self) -> None:
         """A new tensor for each matrix, in the type of its gradient; the momentum, and a copy in which it is staged,
@@ -911,6 +951,12 @@ class Dimensions(NamedTuple):
     """Stored bytes of each of the others."""
     part: int
     sub_groups: tuple[int, ...]
+    model: int
+    """Elements of the whole model, before ranks share its layers and without adapters."""
+    twice: int
+    """Elements of an embedding that the head shares: a class that is built makes both, and then drops one."""
+    largest: int
+    """Elements of the largest parameter of one rank's layers."""
 
 
 def run_dimensions(shape: ModelShape, settings: Settings) -> Dimensions:
@@ -922,4 +968,12 @@ def run_dimensions(shape: ModelShape, settings: Settings) -> Dimensions:
 def _dimensions(shape: ModelShape, extra: tuple[tuple[str, object], ...], settings: Settings) -> Dimensions:
     run = _Run(shape, settings, 0)
     frozen = tuple(n for n, t in zip(run.nbytes, run.trains, strict=True) if not t and n)
-    return Dimensions(tuple(run.numel[i] for i in run.trainable), frozen, run.part, tuple(run.sub_groups()))
+    return Dimensions(
+        tuple(run.numel[i] for i in run.trainable),
+        frozen,
+        run.part,
+        tuple(run.sub_groups()),
+        shape.params,
+        (shape.vocab or 0) * (shape.hidden or 0) if shape.tied else 0,
+        max(run.numel, default=0),
+    )

@@ -53,6 +53,10 @@ class HostFit:
     pageable: int | None
     peak: Range | None
     parts: Mapping[str, int] = field(default_factory=dict)
+    phases: Mapping[str, int] = field(default_factory=dict)
+    """Expected peak of each phase; ``save`` is that of ``save_checkpoint``."""
+    checkpoint: int | None = None
+    """Bytes on disk of one ``save_checkpoint``, all ranks of all nodes."""
 
 
 @dataclass(frozen=True)

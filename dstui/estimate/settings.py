@@ -14,7 +14,7 @@ from typing import Any, Literal
 from dstui.config import schema as schemas
 from dstui.config.resolve import Resolved, resolve
 from dstui.errors import DstuiError
-from dstui.estimate.inputs import Attention, ModelShape, Training
+from dstui.estimate.inputs import Attention, Loss, ModelShape, Training
 from dstui.i18n import _
 
 Target = Literal["none", "cpu", "nvme"]
@@ -32,12 +32,22 @@ class Settings:
 
     stage: int
     ranks: int
+    """Over which ZeRO divides: all, but for those that share each layer."""
+    processes: int
+    """All ranks."""
     ranks_per_node: int
+    tensor_parallel: int
+    """Ranks that share each layer (AutoTP)."""
+    sequence_parallel: int
+    """Ranks that share a sequence (Ulysses); they divide the states among them too."""
     micro_batch: int
     accumulation: int
     seq: int
     checkpointing: bool
+    reentrant: bool
+    """A recomputation runs the whole layer, and autograd on its own."""
     attention: Attention
+    loss: Loss
     element: int
     half: bool
     accumulate: int
@@ -77,6 +87,8 @@ class Settings:
     quant: str
     load: int
     """Bytes of a parameter while the model loads."""
+    load_on_gpu: bool
+    """The model is made there at once."""
     hf: bool
     hold_logits: bool
     expandable: bool
@@ -295,16 +307,22 @@ class _Reader:
         communication = {"fp32": 4, "fp16": 2, "bfp16": 2, "bf16": 2}.get(
             str(self.config.get("communication_data_type")), element
         )
+        tensor, sequence = self.degrees()
         zero_init = training.zero_init if training.zero_init is not None else training.loop == "hf"
         settings = Settings(
             stage=stage,
-            ranks=self.ranks,
+            ranks=max(1, self.ranks // tensor),
+            processes=self.ranks,
             ranks_per_node=self.ranks_per_node,
+            tensor_parallel=tensor,
+            sequence_parallel=sequence,
             micro_batch=micro,
             accumulation=accumulation,
             seq=training.seq,
             checkpointing=training.checkpointing,
+            reentrant=training.reentrant and training.checkpointing,
             attention=training.attention,
+            loss=training.loss,
             element=element,
             half=half,
             accumulate=accumulate,
@@ -341,6 +359,7 @@ class _Reader:
             load={"float32": 4, "float16": 2, "bfloat16": 2}.get(
                 training.load_dtype or self.shape.dtype or "", element
             ),
+            load_on_gpu=training.load_on == "gpu",
             hf=training.loop == "hf",
             hold_logits=bool(training.hold_logits),
             expandable=bool(training.expandable),
@@ -348,6 +367,25 @@ class _Reader:
             temporaries=self.temporaries(name, fused),
         )
         return settings, self.assumptions
+
+    def degrees(self) -> tuple[int, int]:
+        """Ranks that share a layer and those that share a sequence. The latter are asked of a config in which
+        DeepSpeed itself reads them (``deepspeed/__init__.py``), else of the script."""
+        tensor = self.number(self.section(self.config, "tensor_parallel"), ("autotp_size",), 1)
+        sequence = self.number(self.config, ("sequence_parallel_size",), self.training.sequence_parallel)
+        for name, n in (("tensor_parallel.autotp_size", tensor), ("sequence_parallel_size", sequence)):
+            if n > 1 and self.ranks % n:
+                raise DstuiError(
+                    _("{name} {n} does not divide {ranks} ranks").format(name=name, n=n, ranks=self.ranks),
+                    _("choose a divisor of the number of ranks"),
+                )
+        if tensor > 1:
+            self.assumptions.append(
+                _("tensor parallel over {n} ranks: every linear layer is taken to be split").format(n=tensor)
+            )
+        if sequence > 1:
+            self.assumptions.append(_("each sequence is shared by {n} ranks (Ulysses)").format(n=sequence))
+        return max(1, tensor), max(1, sequence)
 
     def ratio(self, section: Mapping[str, Any]) -> float:
         value = section.get("ratio", 1.0)
@@ -369,15 +407,16 @@ class _Reader:
             known("train_micro_batch_size_per_gpu"),
             known("gradient_accumulation_steps"),
         )
+        ranks = max(1, self.ranks // self.number(self.config, ("sequence_parallel_size",), 1))
         if micro is None and total is not None:
-            micro = max(1, total // (self.ranks * (steps or 1)))
+            micro = max(1, total // (ranks * (steps or 1)))
         if micro is None:
             micro = self.training.micro_batch
             if micro is None:
                 micro = 1
                 self.assumptions.append(_("micro batch 1: neither the config nor the script names one"))
         if steps is None:
-            steps = max(1, total // (self.ranks * micro)) if total is not None else 1
+            steps = max(1, total // (ranks * micro)) if total is not None else 1
         return micro, steps
 
     def optimizer(self, on_cpu: bool) -> tuple[Optimizer, bool, bool]:

@@ -48,14 +48,14 @@ def training(case: cases.Case) -> Training:
         "lora_targets": targets if isinstance(targets, str) else tuple(targets),
         "lora_dropout": case.get("dropout", 0.0),
         "zero_init": bool(case.get("zero_init")),
-        "load_dtype": TYPES[case["prec"]],
+        "load_dtype": TYPES[case.get("load_prec", case["prec"])],
         "optimizer": case.get("client"),
         "load_on": case["load"],
         "hold_logits": bool(case.get("hold")),
-        "holds_logits": bool(case.get("hold")),
-        "logits_held": bool(case.get("hold")),
+        "loss": {"liger": "fused"}.get(case.get("loss", ""), case.get("loss") or "standard"),
+        "sequence_parallel": case.get("sp", 1),
+        "quant": case.get("quant") or "none",
         "expandable": bool(case.get("expandable")),
-        "expandable_segments": bool(case.get("expandable")),
     }
     known = {f.name for f in dataclasses.fields(Training)}
     return Training(**{k: v for k, v in values.items() if k in known})
@@ -78,9 +78,12 @@ def pairs(row: dict[str, Any]) -> dict[str, tuple[Any, int]]:
     """``{what: (Range, measured)}`` of those that were measured."""
     e = predicted(row["case"], row)
     host = e.host.peak
-    if host is not None:
-        n = row["world"]
-        host = type(host)(host.low // n, host.expected // n, host.high // n)
+    if host is not None:  # of one rank, and of the phases that the case had
+        saved = {"16bit": "save_16bit", "checkpoint": "save"}.get(row["case"].get("save"))
+        seen = [v for k, v in e.host.phases.items() if not k.startswith("save") or k == saved]
+        base = max(v for k, v in e.host.phases.items() if not k.startswith("save"))
+        share = max(seen) / base / row["world"]
+        host = type(host)(*(round(share * v) for v in (host.low, host.expected, host.high)))
     found = {
         "allocated": (e.gpu.allocated, row.get("peak_alloc")),
         "reserved": (e.gpu.reserved, row.get("peak_reserved")),
