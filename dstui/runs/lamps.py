@@ -428,7 +428,9 @@ def _host(live: Live) -> Lamp:
         parts.append(_("ranks {size}").format(size=gib(mine)))
     pinned = (live.prediction or {}).get("host")
     pinned = pinned.get("pinned") if isinstance(pinned, Mapping) else None
-    if pinned:
+    if live.progress.pinned:
+        parts.append(_("{size} pinned by a rank").format(size=gib(live.progress.pinned)))
+    elif pinned:
         parts.append(_("about {size} pinned").format(size=gib(int(pinned))))
     swap = _swap(live)
     if swap:

@@ -166,6 +166,8 @@ class Progress:
     peak_allocated: int | None = None
     reserved: int | None = None
     peak_reserved: int | None = None
+    pinned: int | None = None
+    """Bytes of host memory that a rank said it has pinned, at most."""
     ooms: int = 0
     """CUDA out of memory in the log: with a run that goes on, somebody caught it."""
     timeouts: int = 0
@@ -364,6 +366,9 @@ class Progress:
         self.peak_allocated = max(e.values.get("peak_allocated") or 0, self.peak_allocated or 0) or None
         self.reserved = e.values.get("reserved")
         self.peak_reserved = max(e.values.get("peak_reserved") or 0, self.peak_reserved or 0) or None
+
+    def _on_pinned(self, e: Event, now: float, live: bool) -> None:
+        self.pinned = max(e.values.get("bytes") or 0, self.pinned or 0) or None
 
     def _on_oom(self, e: Event, now: float, live: bool) -> None:
         self.ooms += 1

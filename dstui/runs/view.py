@@ -526,22 +526,26 @@ class RunView:
             log=self._log(),
             log_size=self._tail.offset,
             ending=self._ending,
-            allocated=p.peak_allocated,
-            reserved=p.peak_reserved,
+            allocated=self._inside("allocated", p.peak_allocated),
+            reserved=self._inside("reserved", p.peak_reserved),
             here=self._here,
         )
         return replace(shot, lamps=self._lamps(over), alerts=self._alerts(now, over, exit_data))
 
+    def _inside(self, what: str, seen: int | None) -> int | None:
+        """A peak as the log told it, or as the probe measured it inside the ranks."""
+        measured = getattr(self._measured, what, None)
+        return max(measured or 0, seen or 0) or None
+
     def _lamps(self, over: bool) -> tuple[Lamp, ...]:
         m, config, end = self._manifest, self._config or {}, self._ending
         cause = end.checkpoint if over and end is not None and end.outcome == "failed" else None
-        prediction = m.get("prediction")
         return lamps(
             Live(
                 progress=self._progress,
                 config=self._config,
                 facts=self._facts,
-                prediction=prediction if isinstance(prediction, dict) else None,
+                prediction=self._prediction(),
                 samples=self._samples,
                 peaks=self._peaks or Peaks(),
                 stage=self._stage,
