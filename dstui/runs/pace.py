@@ -381,19 +381,20 @@ def _communication(
 
     Each line's time is the *sum* of all so far of that name: the timer is stopped without a reset and read with
     ``elapsed(reset=False)`` (``comm/comm.py`` timed_op and ``utils/timer.py``, 0.18.9 and 0.19.8; executed). The table
-    of ``log_summary()`` adds these sums up again and tells nothing. A series that falls is taken as single times.
+    of ``log_summary()`` adds these sums up again and tells nothing. Where a series falls, they are single times.
     """
     first = min((s for s, _op, _t in reader.operations if s >= warmup), default=0)
     last = max((s for s, _op, _t in reader.operations), default=0)
     series: dict[str, list[tuple[int, float]]] = {}
     for step, op, seconds in reader.operations:  # printed after step n: it belongs to step n + 1
         series.setdefault(op, []).append((step, seconds))
+    sums = all(a <= b for rows in series.values() for (_s, a), (_n, b) in itertools.pairwise(rows))
     operations: dict[str, float] = {}
     for op, rows in series.items():
         if op == "barrier" or last <= first:
             continue
         within_window = [t for s, t in rows if first <= s < last]
-        if all(a <= b for (_s, a), (_n, b) in itertools.pairwise(rows)):
+        if sums:
             before = [t for s, t in rows if s < first]
             spent = within_window[-1] - (before[-1] if before else 0.0) if within_window else 0.0
         else:
