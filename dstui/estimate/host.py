@@ -109,7 +109,10 @@ def host_need(s: Settings, dims: Dimensions) -> HostNeed:
             each = 4 * aligned if s.release >= (0, 19, 4) else pinned_block(4 * aligned)
             ledger.pinned["swap buffers"] = each * s.buffer_count
             nvme += (4 + s.moment + 4) * part
-            init_extra = 4 * widest
+            # the first gradient, and moments that are made before they are written (``initialize_optimizer_states``)
+            init_extra = (4 + moment) * widest
+            if s.offload_param == "none":
+                step_extra = b * widest
         ledger.add("grad partitions", s.accumulate * part, s.pin_optimizer)
     if s.offload_param == "cpu" and s.offload_optimizer == "none":
         # the new values come down in fp32: a copy between devices converts after it (aten/native/cuda/Copy.cu)
@@ -127,6 +130,8 @@ def host_need(s: Settings, dims: Dimensions) -> HostNeed:
         kept = min(s.max_in_cpu, part)
         ledger.add("params", b * kept, True)
         buffers = s.param_buffer_count * b * s.param_buffer
+        if kept < part:  # new values wait there on their way out, by whole parameters of a sub-group
+            buffers += b * min(max(sub_groups, default=0) * s.ranks, total)
         ledger.pinned["param buffers"] = buffers if s.release >= (0, 19, 4) else pinned_block(buffers)
     if s.stage == 3 and s.offload_param == "none":
         init_extra = max(
@@ -142,12 +147,15 @@ def host_need(s: Settings, dims: Dimensions) -> HostNeed:
         "init": (hardware.RANK_RSS_INIT + max(0, kept_total + init_extra)) * ranks,
         "step": (hardware.RANK_RSS + compiles + kept_total + step_extra) * ranks,
     }
-    # torch.save brings one storage at a time to the host: the largest is one fp32 partition
-    if s.offload_optimizer != "none":
-        storage = b * total if s.stage < 3 else 0
+    # torch.save brings one storage at a time to the host: the largest is one fp32 partition of each rank, at
+    # stage 0 rank 0's whole copy
+    if s.stage == 0:
+        storage = 4 * total
+    elif s.offload_optimizer == "none":
+        storage = 4 * max(sub_groups, default=0) * ranks
     else:
-        storage = 4 * (max(sub_groups, default=0) if s.stage else total)
-    phases["save"] = phases["step"] - step_extra * ranks + storage * ranks
+        storage = b * total if s.stage < 3 else 0
+    phases["save"] = phases["step"] - step_extra * ranks + storage
     if s.gather_on_save:  # rank 0 holds the whole model (``_zero3_consolidated_16bit_state_dict``)
         phases["save_16bit"] = phases["step"] - step_extra * ranks + b * total + frozen
     parts = {k: v * ranks for k, v in {**ledger.pinned}.items()}

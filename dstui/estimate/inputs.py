@@ -79,3 +79,9 @@ class Training:
     (``out = engine(...)``, and no ``del out``). None: not known, counted in the upper end of the range."""
     expandable: bool | None = None
     """``expandable_segments:True`` in ``PYTORCH_CUDA_ALLOC_CONF``; None = off."""
+
+
+def expandable_segments(environ: Mapping[str, str]) -> bool:
+    """Whether PyTorch would take expandable segments in this environment."""
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    return any("expandable_segments:true" in environ.get(n, "").replace(" ", "").lower() for n in names)

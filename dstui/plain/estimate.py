@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dstui.errors import DstuiError, Exit
-from dstui.estimate.inputs import ModelShape, Training
+from dstui.estimate.inputs import ModelShape, Training, expandable_segments
 from dstui.estimate.memory import Cell, estimate, grid
 from dstui.estimate.model import load_model
 from dstui.estimate.result import Estimate, Range
@@ -75,6 +75,21 @@ def training_options(parser: argparse.ArgumentParser, *, checkpointing: bool | N
     )
     how.add_argument(
         "--loop", choices=("hf", "plain"), default="plain", help=_("HF Trainer or a loop of your own")
+    )
+    how.add_argument(
+        "--loss",
+        choices=("standard", "chunked", "fused"),
+        default="standard",
+        help=_("cross entropy: of transformers, without fp32 logits, or Liger's (standard)"),
+    )
+    how.add_argument(
+        "--reentrant",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help=_("use_reentrant of gradient checkpointing (no)"),
+    )
+    how.add_argument(
+        "--sequence-parallel", type=int, default=1, metavar="N", help=_("ranks that share a sequence (1)")
     )
     how.add_argument("--lora-rank", type=int, metavar="N", help=_("train LoRA adapters of this rank"))
     how.add_argument(
@@ -166,7 +181,7 @@ def _grid_code(cells: list[Cell]) -> Exit:
 
 
 def training_of(args: argparse.Namespace) -> Training:
-    for name in ("micro_batch", "seq", "lora_rank", "param_groups"):
+    for name in ("micro_batch", "seq", "lora_rank", "param_groups", "sequence_parallel"):
         value = getattr(args, name)
         if value is not None and (value < 1 or value > 100_000_000):
             raise DstuiError(
@@ -189,6 +204,9 @@ def training_of(args: argparse.Namespace) -> Training:
         seq=args.seq,
         checkpointing=args.checkpointing is not False,
         attention=args.attention,
+        loss=args.loss,
+        reentrant=args.reentrant,
+        sequence_parallel=args.sequence_parallel,
         loop=args.loop,
         lora_rank=args.lora_rank,
         lora_targets=targets if targets and targets != ("all-linear",) else "all-linear",
@@ -206,8 +224,7 @@ def _expandable(args: argparse.Namespace) -> bool:
     """As asked; for this machine, what its environment says."""
     if args.expandable is not None or args.gpus or args.facts:
         return bool(args.expandable)
-    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-    return any("expandable_segments:True" in os.environ.get(n, "").replace(" ", "") for n in names)
+    return expandable_segments(os.environ)
 
 
 def _config(path: str | None) -> Mapping[str, Any]:
@@ -324,6 +341,12 @@ def render(shape: ModelShape, facts: Facts, e: Estimate) -> list[str]:
     lines.append("  " + pad(_("capacity"), 12) + gib(e.host.capacity))
     lines.append("  " + pad(_("peak"), 12) + _between(e.host.peak))
     lines.append("  " + pad(_("pinned"), 12) + gib(e.host.pinned))
+    if e.host.phases.get("save"):
+        lines.append("  " + pad(_("saving"), 12) + gib(e.host.phases["save"]))
+    if e.host.checkpoint:
+        lines.append(
+            "  " + pad(_("checkpoint"), 12) + _("{size} on disk").format(size=gib(e.host.checkpoint))
+        )
     shown = sorted(((k, v) for k, v in e.host.parts.items() if v), key=lambda kv: -kv[1])
     if shown:
         lines += _wrap(", ".join(f"{_part_name(k)} {gib(v)}" for k, v in shown), "  " + pad(_("parts"), 12))
