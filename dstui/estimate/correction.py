@@ -55,7 +55,7 @@ class Record:
 
     @property
     def ranks(self) -> int:
-        return int(self.summary.get("ranks") or 1)
+        return int(self.summary.get("processes") or self.summary.get("ranks") or 1)
 
     @property
     def offloads(self) -> bool:
@@ -106,7 +106,7 @@ class Calibration:
                 max(allocated.high, reserved.high),
             )
         over = [r for r in same if r.value("overhead")] or [
-            r for r in self.records if r.ranks == s.ranks and r.value("overhead")
+            r for r in self.records if r.ranks == s.processes and r.value("overhead")
         ]
         sizes = [n for n in (r.value("overhead") for r in over) if n]
         if sizes:
@@ -166,7 +166,7 @@ class Calibration:
         if not moves:
             return fit, []
         each, record = moves[0]
-        shift = each * min(s.ranks, s.ranks_per_node)
+        shift = each * min(s.processes, s.ranks_per_node)
         moved = Range(
             max(0, predicted.low + min(0, shift)),
             max(1, predicted.expected + shift),

@@ -62,13 +62,15 @@ def fingerprint(shape: ModelShape) -> str:
 
 def settings_class(s: Settings) -> str:
     """Twelve hex digits of all settings that decide about memory: equal for runs that should measure the same."""
-    return _digest({k: v for k, v in dataclasses.asdict(s).items() if k not in _NO_CLASS})
+    keys = {k: v for k, v in dataclasses.asdict(s).items() if k not in _NO_CLASS}
+    keys["lora_targets"] = sorted(s.lora_targets)
+    return _digest(keys)
 
 
 def settings_summary(s: Settings) -> dict[str, Any]:
     """The same in words that a person can read in the calibration's file."""
     names = (
-        "stage", "offload_optimizer", "offload_param", "ranks", "ranks_per_node", "micro_batch", "accumulation", "seq",
+        "stage", "offload_optimizer", "offload_param", "ranks", "processes", "ranks_per_node", "micro_batch", "accumulation", "seq",
         "checkpointing", "attention", "optimizer", "lora_rank", "quant", "zero_init", "hf", "expandable",
     )  # fmt: skip
     return {name: getattr(s, name) for name in names}

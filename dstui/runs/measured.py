@@ -103,7 +103,9 @@ class _Rank:
     troubles: list[str] = field(default_factory=list)
 
     def highest(self, what: str) -> int | None:
-        return max((p[what] for p in self.phases.values() if what in p), default=None)
+        """Of training; what a rank's RAM holds while it saves is told apart, as it is in a prediction."""
+        names = [p for p in self.phases if what != "host" or p != "save"]
+        return max((self.phases[p][what] for p in names if what in self.phases[p]), default=None)
 
 
 def _read_rank(path: Path) -> _Rank | None:
@@ -119,6 +121,10 @@ def _read_rank(path: Path) -> _Rank | None:
             _take(rank, data)
         except (ValueError, KeyError, TypeError, AttributeError):
             continue  # the last line of a rank that was killed
+    if rank.overhead is not None:
+        for figures in rank.phases.values():
+            if "reserved" in figures:  # also what was given back again within the phase was on the card
+                figures["device"] = figures["reserved"] + rank.overhead
     return rank if rank.phases else None
 
 
@@ -135,8 +141,6 @@ def _take(rank: _Rank, data: Mapping[str, Any]) -> None:
         if "card" in data and int(data["card_before"]) <= _IDLE_CARD:
             beside = int(data["card"]) - int(data["reserved_now"])
             rank.overhead = max(rank.overhead or 0, beside)
-            # memory that was reserved in the phase and given back again was on the card as well
-            into["device"] = max(into.get("device", 0), beside + int(data["reserved"]))
         rank.retries = max(rank.retries, int(data.get("retries", 0)))
     elif event == "step":
         rank.steps = max(rank.steps, int(data["step"]))

@@ -113,7 +113,8 @@ class Nvml:
         if self.lib.nvmlInit_v2() != 0:
             raise OSError("nvmlInit_v2 failed")
 
-    def used(self) -> dict[str, int]:
+    def cards(self) -> dict[str, tuple[Any, int]]:
+        """UUID -> handle and bytes in use."""
         c = self.c
         count = c.c_uint()
         if self.lib.nvmlDeviceGetCount_v2(c.byref(count)) != 0:
@@ -121,14 +122,18 @@ class Nvml:
         found = {}
         for i in range(count.value):
             handle, name = c.c_void_p(), c.create_string_buffer(96)
-            memory = (c.c_ulonglong * 3)()  # nvmlMemory_t: total, free, used
             if (
                 self.lib.nvmlDeviceGetHandleByIndex_v2(c.c_uint(i), c.byref(handle)) == 0
                 and self.lib.nvmlDeviceGetUUID(handle, name, c.c_uint(96)) == 0
-                and self.lib.nvmlDeviceGetMemoryInfo(handle, memory) == 0
             ):
-                found[name.value.decode()] = int(memory[2])
+                used = self.used(handle)
+                if used is not None:
+                    found[name.value.decode()] = (handle, used)
         return found
+
+    def used(self, handle: Any) -> int | None:
+        memory = (self.c.c_ulonglong * 3)()  # nvmlMemory_t: total, free, used
+        return int(memory[2]) if self.lib.nvmlDeviceGetMemoryInfo(handle, memory) == 0 else None
 
 
 class Probe:
@@ -169,7 +174,7 @@ class Probe:
         self.undo: list[tuple[Any, str, Any]] = []
         self.reset_peaks: Any = None
         self.nvml: Nvml | None = None
-        self.before: dict[str, int] = {}
+        self.before: dict[str, tuple[Any, int]] = {}
         self.before_save = "between"
         self.hwm_resets = self._reset_hwm()
         self.write("start", schema_version=SCHEMA_VERSION, pid=self.pid, rank=self.rank,
@@ -219,8 +224,12 @@ class Probe:
             return None
         return torch
 
-    def read(self) -> dict[str, Any]:
-        """Figures of the phase that ends now; then the counters start again."""
+    def read(self, whole: bool = False) -> dict[str, Any]:
+        """Figures of the phase that ends now; then the counters start again.
+
+        ``whole``: the card and pinned blocks as well, where the time of a step does not matter or it is over: the
+        first only grows, the other count keeps its peak.
+        """
         out: dict[str, Any] = {}
         with open("/proc/self/status", "rb") as f:
             for line in f:
@@ -238,8 +247,9 @@ class Probe:
                 for name, high in self.bank.items():
                     out[name] = max(out.get(name, 0), high)
                 self.bank = {}
-            out.update(self.card(torch))
-            out.update(self.pinned(torch))
+            if whole:
+                out.update(self.card(torch))
+                out.update(self.pinned(torch))
         return out
 
     @staticmethod
@@ -275,7 +285,9 @@ class Probe:
         name = name if name.startswith(("GPU-", "MIG-")) else "GPU-" + name
         if uuid is None or name not in self.before:
             return {}
-        return {"card": self.nvml.used().get(name, 0), "card_before": self.before[name]}
+        handle, before = self.before[name]
+        now = self.nvml.used(handle)
+        return {} if now is None else {"card": now, "card_before": before}
 
     # -- hooks ---------------------------------------------------------------------------------------
 
@@ -283,7 +295,7 @@ class Probe:
         """Before a context exists: what others hold on the cards; and nobody resets the counters unseen."""
         try:
             self.nvml = Nvml()
-            self.before = self.nvml.used()
+            self.before = self.nvml.cards()
         except Exception:
             self.nvml = None
         memory = getattr(torch.cuda, "memory", None)
@@ -401,7 +413,7 @@ class Probe:
         self.depth += 1
         if self.depth > 1 or self.engine is not None:
             return
-        self.put("load", self.read())
+        self.put("load", self.read(whole=True))
         self.phase = "init"
         model = kwargs.get("model", args[1] if len(args) > 1 else None)
         self.model = {}
@@ -423,7 +435,7 @@ class Probe:
         if self.depth or self.engine is not None:
             return
         self.engine = engine
-        self.put("init", self.read())
+        self.put("init", self.read(whole=True))
         self.phase = "between"
         self.first_step = int(getattr(engine, "global_steps", 0))
         self.describe(engine)
@@ -553,7 +565,7 @@ class Probe:
             self.stepped(engine)
 
     def stepped(self, engine: Any) -> None:
-        self.put("step", self.read())
+        self.put("step", self.read(whole=True))
         self.phase = "between"
         done = int(engine.global_steps) - self.first_step
         if done <= self.step:
@@ -575,7 +587,7 @@ class Probe:
 
     def save_exit(self, engine: Any) -> None:
         if engine is self.engine and self.phase == "save":
-            self.put("save", self.read())
+            self.put("save", self.read(whole=True))
             self.phase = self.before_save
 
     # -- times ---------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from dstui.estimate.correction import Record
 from dstui.estimate.families import shape_from_config
 from dstui.estimate.inputs import ModelShape, Training
 from dstui.estimate.memory import estimate, settings_of
+from dstui.estimate.replay import run_dimensions
 from dstui.estimate.result import PHASES, Estimate
 from dstui.estimate.subject import from_json, settings_class, settings_summary, training_from
 from dstui.facts.model import Facts
@@ -115,13 +116,19 @@ class Result:
                 "ratio": measured / expected if expected and measured is not None else None,
             }
         phases = {p.phase: p.total for p in (self.estimate.gpu.phases if self.estimate else ())}
+        host = self.estimate.host.phases if self.estimate else {}
         names = [p for p in (*PHASES, "between") if p in phases or p in self.measured.phases]
         return {
             "schema_version": SCHEMA_VERSION,
             "run": self.run,
             "memory": rows,
             "phases": [
-                {"phase": p, "predicted": phases.get(p), "measured": self.measured.phases.get(p)}
+                {
+                    "phase": p,
+                    "predicted": phases.get(p),
+                    "predicted_host": host.get(p),
+                    "measured": self.measured.phases.get(p),
+                }
                 for p in names
             ],
             "prediction": self.estimate.to_json() if self.estimate else None,
@@ -191,6 +198,10 @@ def training_seen(
         "param_groups": seen.get("param_groups"),
         "expandable": seen.get("expandable"),
     }
+    if seen.get(
+        "zero_init"
+    ):  # partitions are on the card from the start, which says nothing about how weights came
+        del found["load_dtype"], found["load_on"]
     return replace(before, **{k: v for k, v in found.items() if v is not None and k not in stated})
 
 
@@ -246,6 +257,7 @@ def _compare(run: RunDir, manifest: Mapping[str, Any], facts: Facts, m: Measured
     if shape is None:
         return Result(run.id, m, training=training, problem=_problem(m))
     config = read_config(run.config_path) or {}
+    training = _all_linear(shape, training, config, facts, manifest, m)
     try:
         answer = estimate(
             shape, training, config, facts, release=_release(manifest, m), world_size=manifest.get("world_size"),
@@ -254,6 +266,28 @@ def _compare(run: RunDir, manifest: Mapping[str, Any], facts: Facts, m: Measured
     except DstuiError as e:
         return Result(run.id, m, shape=shape, training=training, problem=e.message)
     return Result(run.id, m, answer, shape, training)
+
+
+def _all_linear(
+    shape: ModelShape,
+    training: Training,
+    config: Mapping[str, Any],
+    facts: Facts,
+    manifest: Mapping[str, Any],
+    m: Measured,
+) -> Training:
+    """The adapters' names as peft lists them, called ``all-linear`` where that trains as many parameters: it is what
+    a person says, and what the next estimate is asked."""
+    if not training.lora_rank or isinstance(training.lora_targets, str) or shape.family is None:
+        return training
+    short = replace(training, lora_targets="all-linear")
+    try:
+        s = settings_of(
+            shape, short, config, facts, release=_release(manifest, m), world_size=manifest.get("world_size")
+        )
+    except DstuiError:
+        return training
+    return short if sum(run_dimensions(shape, s).trainable) == m.seen.get("trainable") else training
 
 
 def _problem(m: Measured) -> str:
