@@ -190,6 +190,8 @@ class Progress:
     reported_at: float | None = None
     """Epoch seconds of the last sign of progress."""
     gaps: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    _places: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))
+    """Where in the log the last reports lie that were read after the fact, without a time of their own."""
     _recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     _stamped: _Mark | None = None
     _observed: _Mark | None = None
@@ -323,6 +325,8 @@ class Progress:
             self._speed(place, speed, "tokens" if v.get("tokens_per_second") else "samples")
         if live:
             self._report(now)
+        elif e.offset:
+            self._places.append(e.offset)
 
     def _judge_loss(self, loss: float, x: float | None, at: float | None) -> None:
         self.bad_loss.add(not math.isfinite(loss), x, at)
@@ -583,6 +587,21 @@ class Progress:
             return sorted(self.gaps)[len(self.gaps) // 2]
         return self.step_time
 
+    def _gap_by_growth(self, samples: Sequence[Sample]) -> float | None:
+        """The usual gap of a run that was joined just now and whose lines have no stamps: the sampler noted each
+        second how long the log was."""
+        times: list[float] = []
+        rest = list(self._places)
+        for s in samples:
+            if s.sizes is None:
+                continue
+            passed = [x for x in rest if x < s.sizes[0]]
+            if passed:
+                rest = rest[len(passed) :]
+                times.append(s.t)
+        gaps = sorted(b - a for a, b in itertools.pairwise(times[1:]))  # the first may stand for many
+        return gaps[len(gaps) // 2] if len(gaps) >= 3 else None
+
     def stall(self, now: float, samples: Sequence[Sample], *, offload: bool = False) -> Stall | None:
         """Why the run stands still; None when it may well be working.
 
@@ -593,7 +612,7 @@ class Progress:
         found = stall.on_lock(samples, now)
         if found is not None and (found.kind == "op-lock" or self.stepped):
             return found
-        usual = self.usual_gap
+        usual = self.usual_gap or self._gap_by_growth(samples)
         if self.reported_at is None or not self.stepped or usual is None:
             return None
         quiet = now - self.reported_at

@@ -1,0 +1,54 @@
+"""Runs recorded on an H200 (``tests/tools/provoke_gpu.py``): what the samples of a real stall say."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from dstui.runs import stall, state
+from dstui.runs.diagnose import diagnose_run
+from dstui.runs.view import RunView
+from tests.run_tools import FakeRun
+
+GPU = Path(__file__).parent.parent / "data" / "gpu"
+
+
+def replay(name: str, seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRun:
+    """A living run with the log, config and first ``seconds`` of samples of a recorded one, ending now."""
+    monkeypatch.setenv("DSTUI_STATE_HOME", str(tmp_path))
+    head, *rows = [json.loads(x) for x in (GPU / name / "1s.jsonl").read_text().splitlines()]
+    begin = rows[0]["t"]
+    rows = [r for r in rows if r["t"] <= begin + seconds]
+    fake = FakeRun(gpus=1, ranks=1, total=0)
+    late = fake.now - rows[-1]["t"]
+    sized = [r for r in rows if r.get("sizes")]
+    size = sized[-1]["sizes"][0]
+    last = next(r["t"] for r in sized if r["sizes"][0] == size)
+    fake.run.out_log.write_bytes((GPU / name / "out.log").read_bytes()[:size])
+    os.utime(fake.run.out_log, (last + late, last + late))
+    fake.run.config_path.write_text((GPU / name / "config.json").read_text())
+    manifest = fake.run.manifest
+    manifest["created_at"] = manifest["started_at"] = fake.now - 300
+    fake.run.manifest_path.write_text(json.dumps(manifest))
+    lines = [head, *({**r, "t": r["t"] + late} for r in rows)]
+    (fake.run.samples_dir / "1s.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    return fake
+
+
+def test_an_optimizer_step_in_host_ram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """60 micro steps of 1.4 s, then one step of 3.0e9 offloaded parameters with a single thread: 47 s."""
+    monkeypatch.setattr(state, "NAMED_SECONDS", 4.0)
+    monkeypatch.setattr(state, "STALL_SECONDS", 20.0)
+    working = replay("offload-stall", 45, tmp_path / "a", monkeypatch)
+    shot = RunView(working.run).poll()
+    assert (shot.state, shot.stall) == ("running", None)
+    waiting = replay("offload-stall", 79, tmp_path / "b", monkeypatch)
+    shot = RunView(waiting.run).poll()
+    assert shot.state == "stalled" and shot.stall is not None
+    assert (shot.stall.kind, shot.stall.code, shot.stall.ranks) == ("offload", "DR202", (0,))
+    found = diagnose_run(waiting.run)
+    assert found.cause is not None and (found.outcome, found.cause.code) == ("stalled", "DR202")
+    assert stall.WINDOW == 20.0  # the evidence was not shortened
