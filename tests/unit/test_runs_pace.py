@@ -194,7 +194,7 @@ def test_noise_is_called_noise_and_a_difference_a_difference(tmp_path: Path) -> 
     found = compare([base, same, fast])
     a, b = found.verdicts
     assert (a.outcome, a.method) == ("noise", "steps")
-    assert b.outcome == "faster" and b.low < 0.8 < b.high and b.ratio == pytest.approx(0.8, rel=0.03)
+    assert b.outcome == "faster" and b.ratio == pytest.approx(0.8, rel=0.03)
     assert b.high - b.low < 0.06
 
 
