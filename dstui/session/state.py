@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dstui.errors import DstuiError
-from dstui.estimate.inputs import ModelShape, Training
+from dstui.estimate.inputs import ModelShape, Training, expandable_segments
 from dstui.facts.model import Facts, Gpu, Interpreter
 from dstui.i18n import _
 from dstui.session import advice, compose, engines
@@ -365,6 +365,7 @@ class State:
             loop="hf" if self.trainer else "plain",
             lora_rank=None if method == "full" else self.get("lora_rank"),
             quant="nf4" if method == "qlora" else "none",
+            expandable=self.described is None and expandable_segments(os.environ),
         )
 
     @property
