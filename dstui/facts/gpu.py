@@ -95,7 +95,7 @@ class _Links:
 class NvmlSession:
     """``with NvmlSession(uuids) as s: s.sample()`` -> one ``GpuSample`` per device.
 
-    ``devices``: UUIDs (cards or MIG instances) or NVML indices, None = all cards. ``problem`` tells why
+    ``devices``: UUIDs (cards or MIG instances) or NVML indices (``1`` or ``"1"``), None = all cards. ``problem`` tells why
     nothing can be read. A driver without PCIe counters measures for 20 ms a direction: then one card at a time
     is asked, each every ``ROUND`` seconds. ``nvml`` replaces the pynvml module (tests).
     """
@@ -140,6 +140,8 @@ class NvmlSession:
             range(self._call("nvmlDeviceGetCount") or 0) if self._wanted is None else self._wanted
         )
         for position, device in enumerate(wanted):
+            if isinstance(device, str) and device.isdigit():
+                device = int(device)
             if isinstance(device, str):
                 handle = self._call("nvmlDeviceGetHandleByUUID", device)
                 index = self._call("nvmlDeviceGetIndex", handle)

@@ -16,7 +16,7 @@ from dstui.runs import redact, store
 from dstui.runs.adopt import is_lost_here
 from dstui.runs.control import orphans
 from dstui.runs.ops import HeldLock
-from dstui.runs.processes import Process, Stat, environment, identify, marked
+from dstui.runs.processes import Family, Process, Stat, environment, identify, marked, stat
 from dstui.runs.store import RunDir
 from dstui.runs.supervisor import Supervisor, Watched, detach
 from dstui.settings import Settings
@@ -38,9 +38,20 @@ class Adopter(Supervisor):
         self.started_at = float(manifest.get("started_at") or run.created_at)
         self.adopted_at = time.time()
         self.before = run.process("launcher")
+        self.strangers: set[int] = set()
+        self.looked_anew = 0.0
 
     def members(self, stats: dict[int, Stat] | None = None) -> list[Process]:
-        return [p for p in marked(self.run.id) if p.pid != os.getpid()]
+        if stats is not None:
+            return [Process(pid, s.start) for pid, s in stats.items() if s.state not in "ZX"]
+        now = time.monotonic()
+        if now - self.looked_anew >= Family.ANEW:
+            self.looked_anew = now
+            self.strangers.clear()
+        return [p for p in marked(self.run.id, self.strangers) if p.pid != os.getpid()]
+
+    def table(self, now: float) -> dict[int, Stat]:
+        return {p.pid: s for p in self.members() if (s := stat(p.pid)) is not None and s.start == p.start}
 
     def take_over(self) -> None:
         found = orphans(self.run)

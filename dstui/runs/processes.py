@@ -88,6 +88,46 @@ def all_stats() -> dict[int, Stat]:
     return found
 
 
+class Family:
+    """The descendants of one process, looked at again and again on a machine with thousands of others.
+
+    A process that is no descendant never becomes one (only descendants are given a new parent within the family), so
+    its ``stat`` is read once; all are read anew every ``ANEW`` seconds, for numbers that were used again.
+    """
+
+    ANEW = 60.0
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self._strangers: set[int] = set()
+        self._read_at = -self.ANEW
+
+    def stats(self, now: float) -> dict[int, Stat]:
+        """Of every descendant (zombies too) and of processes that are new. ``now``: seconds of any steady clock."""
+        pids = {int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()}
+        if now - self._read_at >= self.ANEW:
+            self._read_at = now
+            self._strangers.clear()
+        self._strangers &= pids
+        found = {pid: s for pid in pids - self._strangers if (s := stat(pid)) is not None}
+        own = _below(self._root, found)
+        self._strangers |= found.keys() - own - {self._root}
+        return found
+
+
+def _below(root: int, stats: dict[int, Stat]) -> set[int]:
+    children: dict[int, list[int]] = {}
+    for pid, s in stats.items():
+        children.setdefault(s.parent, []).append(pid)
+    found: set[int] = set()
+    queue = [root]
+    while queue:
+        new = [c for c in children.get(queue.pop(), ()) if c not in found]
+        found.update(new)
+        queue += new
+    return found
+
+
 def descendants(root: int, stats: dict[int, Stat] | None = None) -> list[Process]:
     """Every living child of ``root``, and theirs, parents before children; ``root`` itself left out."""
     stats = all_stats() if stats is None else stats
@@ -118,12 +158,20 @@ def environment(pid: int) -> dict[str, str]:
     return {k.decode(errors="replace"): v.decode(errors="replace") for k, _, v in pairs}
 
 
-def marked(run_id: str) -> list[Process]:
-    """Living processes of ours that carry the run's id in their environment, wherever they hang in the tree."""
+def marked(run_id: str, strangers: set[int] | None = None) -> list[Process]:
+    """Living processes of ours that carry the run's id in their environment, wherever they hang in the tree.
+
+    ``strangers``: pids that were looked at before and do not; they are left out, and the new ones added.
+    """
     needle = f"{RUN_ID_VARIABLE}={run_id}".encode()
     found: list[Process] = []
-    for pid, s in all_stats().items():
-        if s.state in "ZX" or pid == os.getpid():
+    pids = {int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()}
+    if strangers is not None:
+        strangers &= pids
+        pids -= strangers
+    for pid in pids:
+        s = stat(pid)
+        if s is None or s.state in "ZX" or pid == os.getpid():
             continue
         try:
             raw = Path(f"/proc/{pid}/environ").read_bytes()
@@ -131,6 +179,8 @@ def marked(run_id: str) -> list[Process]:
             continue
         if needle in raw.split(b"\0"):
             found.append(Process(pid, s.start))
+        elif strangers is not None and raw:
+            strangers.add(pid)
     return found
 
 

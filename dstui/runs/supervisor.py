@@ -38,6 +38,7 @@ from dstui.runs.hook import Hooks
 from dstui.runs.ops import CPU_COLLECTIVES, HeldLock, extensions_root, held_by, ops_needed, remove_dead
 from dstui.runs.processes import (
     RUN_ID_VARIABLE,
+    Family,
     Process,
     Stat,
     all_stats,
@@ -296,6 +297,7 @@ class Supervisor:
         self.launcher_code: int | None = None
         self.stop: Stop | None = None
         self.log = LogKeeper(run, int(self.manifest.get("log_limit") or 1 << 30))
+        self.family = Family(os.getpid())
         self.rank_logs = Merger(run, self.log.fd)
         self.cgroup = Cgroup()
         self.selector = selectors.DefaultSelector()
@@ -466,10 +468,14 @@ class Supervisor:
         found = descendants(os.getpid(), stats)
         return [p for p in found if not self.hooks.owns(p, stats[p.pid])]
 
+    def table(self, now: float) -> dict[int, Stat]:
+        """The part of the process table in which the run's processes are."""
+        return self.family.stats(now)
+
     def scan(self, now: float) -> list[Process]:
         """Look at the process table: new processes are watched, vanished ones noted. Returns the living."""
         self.next_scan = now + (TICK if now - self.begun < EARLY else SCAN_EVERY)
-        stats = all_stats()
+        stats = self.table(now)
         living = [p for p in self.members(stats) if p.pid in stats]
         for process in living:
             known = self.watched.get(process.pid)

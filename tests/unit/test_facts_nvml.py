@@ -517,6 +517,15 @@ def test_a_driver_that_loses_its_cards_and_comes_back(stub_folder: Path) -> None
     assert rows == ["[True, True]", "[False, False]", "[True, True]", "[True, True]"]
 
 
+def test_cards_by_their_number_in_any_form(stub_folder: Path) -> None:
+    code = (
+        "from dstui.facts.gpu import NvmlSession\n"
+        "for asked in (['1'], [1], ['GPU-bbbb2222-0000-0000-0000-000000000001']):\n"
+        "    print(*((g.index, g.memory_used) for g in NvmlSession(asked).sample()))\n"
+    )
+    assert set(in_python(code, stub_folder)) == {f"(1, {4 * MiB})"}
+
+
 def test_a_counter_that_was_reset_gives_no_rate() -> None:
     class Counting(FakeNvml):
         total = 1000

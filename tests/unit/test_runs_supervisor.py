@@ -231,6 +231,20 @@ def test_the_log_is_bounded_and_nothing_is_cut(begin: Callable[..., RunDir]) -> 
     assert b"".join(tail) == b"x" * 1023 + b"\nthe end\n"
 
 
+def test_an_hour_of_ten_lines_a_second_leaves_small_files(begin: Callable[..., RunDir]) -> None:
+    """All at once: 36 000 lines. Nothing but the log itself grows with them, the supervisor's memory neither."""
+    run = begin("for i in range(36_000): print(f'step {i:6} ' + 'x' * 150)\nimport time; time.sleep(3)")
+    supervisor = run.process("supervisor")
+    assert supervisor is not None
+    says(run, "step  35999")
+    status = Path(f"/proc/{supervisor.pid}/status").read_text()
+    assert int(status.partition("VmHWM:")[2].split()[0]) * 1024 < 40 << 20
+    ended(run)
+    assert run.out_log.read_text().count("\n") == 36_000
+    others = [p for p in run.path.rglob("*") if p.is_file() and p != run.out_log]
+    assert sum(p.stat().st_size for p in others) < 64 << 10, {p.name: p.stat().st_size for p in others}
+
+
 def test_a_deleted_log_comes_back(begin: Callable[..., RunDir]) -> None:
     run = begin("import time\nfor i in range(40):\n    print('line', i, flush=True)\n    time.sleep(0.1)\n")
     says(run, "line 5")
@@ -429,6 +443,30 @@ print(json.dumps(dict(went_on=went_on, free=free, size=size, state=done.state, e
     assert answer["state"] == answer["exit"] == "stopped"  # and the last word was written
 
 
+def test_a_read_only_state_home_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    if (
+        os.geteuid() != 0
+        or subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode
+    ):
+        pytest.skip("needs root and mount namespaces")
+    state = tmp_path / "state"
+    state.mkdir()
+    (tmp_path / "train.py").write_text("open('started', 'w').close()")
+    run = f"{sys.executable} -m dstui run --launcher python --python {sys.executable} --no-preflight -- train.py"
+    mount = f"mount -t tmpfs -o ro,size=1m none {state} && exec {run}"
+    env = {**os.environ, "DSTUI_STATE_HOME": str(state), "PYTHONPATH": str(Path(store.__file__).parents[2])}
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", mount],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2 and "DSTUI_STATE_HOME" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr and not (tmp_path / "started").exists()
+
+
 def test_a_state_home_that_cannot_be_written_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -438,3 +476,38 @@ def test_a_state_home_that_cannot_be_written_is_refused(
     with pytest.raises(DstuiError) as e:
         start(RunSpec("train.py", launcher="python", cwd=str(tmp_path)), FACTS, preflight=False)
     assert "DSTUI_STATE_HOME" in (e.value.hint or "")
+
+
+def test_the_family_is_found_without_reading_every_stranger_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dstui.runs import processes
+
+    read: list[int] = []
+    real = processes.stat
+
+    def counting(pid: int) -> processes.Stat | None:
+        read.append(pid)
+        return real(pid)
+
+    monkeypatch.setattr(processes, "stat", counting)
+    family = processes.Family(os.getpid())
+    first = family.stats(0.0)
+    assert os.getpid() in first and len(read) == len(set(read)) > 1
+    read.clear()
+    code = "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); p.wait()"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        grandchild = int(child.stdout.readline())
+        found = family.stats(1.0)
+        assert {child.pid, grandchild} <= found.keys()
+        everyone = set(processes.all_stats())
+        read.clear()
+        again = family.stats(2.0)
+        own = {p.pid for p in descendants(os.getpid(), again)}
+        assert {child.pid, grandchild} <= own
+        assert len(read) < len(everyone)  # strangers were not read again
+        read.clear()
+        family.stats(2.0 + family.ANEW)
+        assert len(read) >= len(own) + 2  # but now and then they are
+        os.kill(grandchild, signal.SIGKILL)
+        child.wait()
+    assert not {child.pid, grandchild} & family.stats(3.0 + family.ANEW).keys()
