@@ -209,12 +209,12 @@ def test_an_error_of_the_probe_does_not_reach_the_script(
     damaged.parent.mkdir()
     damaged.write_text(source.replace(head, BROKEN + head.replace("read", "read_as_it_was")))
     monkeypatch.setattr(measuring, "__file__", str(damaged.with_name("measured.py")))
-    code, out, _err = dstui(
+    code, out, err = dstui(
         capfd, "run", "--measure", "--wait", "--python", sys.executable, "--ranks", "2", "--config", str(config), "--",
         str(EXAMPLES / "tiny_gpt.py"), "--steps", "8",
     )  # fmt: skip
+    assert code == 0 and "finished" in out, out + err
     run = store.list_runs()[0]
-    assert code == 0 and "finished" in out
     assert "step 8 loss" in run.out_log.read_text()
     lines = (run.path / FOLDER / "rank-0.jsonl").read_text().splitlines()
     told = [json.loads(line) for line in lines if '"trouble"' in line]
@@ -226,13 +226,14 @@ def test_an_error_of_the_probe_does_not_reach_the_script(
 def test_a_measured_run_goes_on_after_the_measured_steps(
     config: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    code, _out, _err = dstui(
+    code, out, err = dstui(
         capfd, "run", "--measure", "--wait", "--python", sys.executable, "--ranks", "2", "--config", str(config), "--",
         str(EXAMPLES / "tiny_gpt.py"), "--steps", "9",
     )  # fmt: skip
+    assert code == 0, out + err
     run = store.list_runs()[0]
     log = run.out_log.read_text()
-    assert code == 0 and "step 9 loss" in log and "ending here" not in log
+    assert "step 9 loss" in log and "ending here" not in log
     assert ends(run) == [("steps", 5), ("steps", 5)]
     assert run.manifest["kind"] == "run"
     result = trial.read_result(run) or trial.settle(run)
