@@ -196,18 +196,18 @@ def test_a_foreign_script_with_a_sitecustomize_of_its_own(
     assert answer["model"]["params"] == 4353 and answer["measured"]["seen"]["seq"] is None
 
 
-BROKEN = '    def read(self) -> dict[str, Any]:\n        raise ValueError("injected")\n'
+HEAD = "    def read(self, whole: bool = False) -> dict[str, Any]:\n"
+BROKEN = HEAD + '        raise ValueError("injected")\n'
 
 
 def test_an_error_of_the_probe_does_not_reach_the_script(
     config: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     source = Path(probe.__file__).read_text()
-    head = "    def read(self) -> dict[str, Any]:\n"
-    assert source.count(head) == 1
+    assert source.count(HEAD) == 1
     damaged = tmp_path / "runs" / "probe.py"
     damaged.parent.mkdir()
-    damaged.write_text(source.replace(head, BROKEN + head.replace("read", "read_as_it_was")))
+    damaged.write_text(source.replace(HEAD, BROKEN + HEAD.replace("read", "read_as_it_was")))
     monkeypatch.setattr(measuring, "__file__", str(damaged.with_name("measured.py")))
     code, out, err = dstui(
         capfd, "run", "--measure", "--wait", "--python", sys.executable, "--ranks", "2", "--config", str(config), "--",
