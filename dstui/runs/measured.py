@@ -78,7 +78,7 @@ class Measured:
 
     def to_json(self) -> dict[str, Any]:
         data = dataclasses.asdict(self)
-        data["seen"] = {k: v for k, v in self.seen.items() if k != "config"}
+        data["seen"] = {k: v for k, v in self.seen.items() if k not in ("config", "ds_config")}
         return data
 
 

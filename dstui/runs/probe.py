@@ -475,6 +475,9 @@ class Probe:
                 m[key] = int(getattr(engine, name)())
             except Exception:
                 m[key] = None
+        resolved = getattr(getattr(engine, "_config", None), "_param_dict", None)
+        if isinstance(resolved, dict):  # what the Trainer has made of every `auto`
+            m["ds_config"] = resolved
         inner = getattr(engine, "basic_optimizer", None)
         m["optimizer"] = type(inner).__name__ if inner is not None else None
         m["fused"] = bool(getattr(inner, "defaults", {}).get("fused"))

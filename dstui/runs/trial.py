@@ -256,7 +256,7 @@ def _compare(run: RunDir, manifest: Mapping[str, Any], facts: Facts, m: Measured
         training = training_seen(training, m.seen, frozenset(subject.get("stated") or ()))
     if shape is None:
         return Result(run.id, m, training=training, problem=_problem(m))
-    config = read_config(run.config_path) or {}
+    config = _config(run, m)
     training = _all_linear(shape, training, config, facts, manifest, m)
     try:
         answer = estimate(
@@ -266,6 +266,12 @@ def _compare(run: RunDir, manifest: Mapping[str, Any], facts: Facts, m: Measured
     except DstuiError as e:
         return Result(run.id, m, shape=shape, training=training, problem=e.message)
     return Result(run.id, m, answer, shape, training)
+
+
+def _config(run: RunDir, m: Measured) -> Mapping[str, Any]:
+    """As the engine got it, with every ``auto`` filled in; else the run's copy."""
+    seen = m.seen.get("ds_config")
+    return seen if isinstance(seen, Mapping) else read_config(run.config_path) or {}
 
 
 def _all_linear(
@@ -304,7 +310,7 @@ def _release(manifest: Mapping[str, Any], m: Measured) -> str | None:
 def _keep(run: RunDir, result: Result, manifest: Mapping[str, Any], facts: Facts, at: float) -> Result:
     assert result.shape is not None and result.training is not None
     m = result.measured
-    config = read_config(run.config_path) or {}
+    config = _config(run, m)
     release = _release(manifest, m)
     settings = settings_of(
         result.shape, result.training, config, facts, release=release, world_size=manifest.get("world_size")
