@@ -544,6 +544,9 @@ _OOM = re.compile(r"CUDA out of memory|HIP out of memory|NPU out of memory")
 _TRIED = re.compile(r"Tried to allocate ([\d.]+) (MiB|GiB|KiB|bytes)")
 _CAPACITY = re.compile(r"total capacity of ([\d.]+) GiB|; ([\d.]+) GiB total capacity")
 _MINE = re.compile(r"this process has ([\d.]+) (GiB|MiB) memory in use")
+_ALLOWED = re.compile(r"([\d.]+) (GiB|MiB) allowed;")
+"""``torch.cuda.set_per_process_memory_fraction``."""
+_TAKEN = re.compile(r"[Oo]f the allocated memory ([\d.]+) (GiB|MiB) is allocated by PyTorch")
 _FREE = re.compile(r"of which ([\d.]+) (GiB|MiB|bytes) is free")
 _CACHED = re.compile(r"and ([\d.]+) (GiB|MiB) is reserved by PyTorch but unallocated")
 _DTYPES = re.compile(
@@ -636,9 +639,7 @@ def _name(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list[Re
         weaker: Certainty = (
             "likely" if certainty == "certain" and said.code == "DR901" and "Errno" not in text else certainty
         )
-        return Named(said.code, weaker, _first_line(f.message or text)), repairs.of_cause(
-            said.code, case.config, text
-        )
+        return Named(said.code, weaker, _telling(said, f)), repairs.of_cause(said.code, case.config, text)
     if re.search(r"Type \w+ is not supported on your device", text):
         return Named("DR705", certainty, f.message), repairs.precision(case.config)[:1]
     if _in_config(f):
@@ -671,6 +672,15 @@ def _name(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list[Re
     ):
         return Named("DR803", certainty, f.message), []
     return Named("DR710", certainty, _at(f)), []
+
+
+def _telling(said: messages.Message, f: Failure) -> str:
+    """The line of an exception that named the cause."""
+    m = said.pattern.search(f.text)
+    if m is None or m.start() < len(f.type) + 2 + len(f.message):
+        return _first_line(f.message or f.text)
+    begin = f.text.rfind("\n", 0, m.start()) + 1
+    return _first_line(f.text[begin:].strip())
 
 
 _MISMATCH = re.compile(r"- ds ([\w.]+)=(\S+) vs hf (\w+)=(\S+)|mismatch TrainingArguments values")
@@ -740,6 +750,13 @@ def _gpu_oom(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list
     text = f.text
     tried, capacity = _size(_TRIED, text), _size(_CAPACITY, text)
     mine, free, cached = _size(_MINE, text), _size(_FREE, text), _size(_CACHED, text)
+    allowed = _size(_ALLOWED, text)
+    if mine is None:  # a container without the names of its processes
+        taken = _size(_TAKEN, text)
+        mine = None if taken is None else taken + (cached or 0) + GiB // 2
+    limited = allowed is not None and capacity is not None and allowed < 0.95 * capacity
+    if limited:
+        capacity = allowed
     phase = oom_phase(f)
     detail = _("{tried} more were asked for, the card has {capacity}").format(
         tried=gib(tried), capacity=gib(capacity)
@@ -750,6 +767,7 @@ def _gpu_oom(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list
         capacity
         and mine is not None
         and free is not None
+        and not limited
         and mine < 0.5 * capacity
         and capacity - mine - free > 0.3 * capacity
     ):

@@ -2,9 +2,10 @@
 
     python tests/tools/provoke_gpu.py [--out DIR] [--only NAME,NAME] [--workers 6]
 
-Prints one line a case (expected and first answer) and a Markdown table, exit code 1 when an answer differs. The log,
-the exit record and the answer of every case are left below ``--out`` (default: $OUT). With two cards the cases of two
-ranks run too. Cases share the cards: memory is limited for each process, except for the case that fills a card.
+Prints one line a case (expected and first answer) and a Markdown table, exit code 1 when an answer differs. Logs,
+exit records, samples and answers are left in ``provoked.tar.gz`` below ``--out`` (default: $OUT). One card: the cases
+of one rank; two cards: those of two. Cases share the cards: memory is limited for each process, except for the cases
+that fill a card, which come last.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import time
@@ -29,6 +31,8 @@ from typing import Any
 REPO = Path(__file__).resolve().parents[2]
 SCRIPT = REPO / "tests" / "data" / "scripts" / "gpu_failing.py"
 WORK = Path(tempfile.mkdtemp(prefix="provoke-"))
+CASE_SECONDS = 90.0
+"""No case takes longer."""
 BF16 = {"bf16": {"enabled": True}}
 TORCH_ADAM = {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}}
 FUSED_ADAM = {"type": "AdamW", "params": {"lr": 1e-4}}
@@ -82,9 +86,9 @@ def no_card(folder: Path) -> dict[str, str]:
 
 
 ONE = (
-    # 3.0e9 parameters whose states lie in host RAM; a step of one thread takes long after 60 short micro steps
-    Case("offload-stall", ("DR202",), ("--how", "ok", "--hidden", "8192", "--layers", "44"),
-         {**BF16, "gradient_accumulation_steps": 60, "optimizer": TORCH_ADAM,
+    # 1.5e9 parameters whose states lie in host RAM; a step of one thread takes long after 20 short micro steps
+    Case("offload-stall", ("DR202",), ("--how", "ok", "--hidden", "8192", "--layers", "22"),
+         {**BF16, "gradient_accumulation_steps": 20, "optimizer": TORCH_ADAM,
           "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": False}}},
          ends=False, env=one_thread),
     Case("stale-lock", ("DR708",), ("--how", "ok"), {"optimizer": FUSED_ADAM}, ends=False, env=stale_lock),
@@ -92,7 +96,7 @@ ONE = (
          {**BF16, "zero_optimization": {"stage": 1}}),
     Case("oom-forward", ("DR102",), ("--how", "ok", "--rows", "65536", "--hidden", "4096", "--layers", "24",
                                       "--limit", "8"), {**BF16, "zero_optimization": {"stage": 2}}),
-    Case("oom-step", ("DR103",), ("--how", "ok", "--hidden", "8192", "--layers", "8", "--limit", "5.5")),
+    Case("oom-step", ("DR103",), ("--how", "ok", "--hidden", "8192", "--layers", "8", "--limit", "7")),
     Case("oom-offload-forward", ("DR102",), ("--how", "ok", "--rows", "65536", "--hidden", "4096", "--layers", "24",
                                               "--limit", "6"),
          {**BF16, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}),
@@ -103,15 +107,12 @@ ONE = (
     Case("nan-fp16-dynamic", ("DR601", "DR602"), ("--how", "nan", "--steps", "30"),
          {"fp16": {"enabled": True, "initial_scale_power": 4, "hysteresis": 1}, "zero_optimization": {"stage": 1}}),
     Case("no-nvcc-fused-adam", ("DR702",), ("--how", "ok"), {"optimizer": FUSED_ADAM}, env=without_nvcc),
-    Case("no-nvcc-cpu-adam", ("DR702",), ("--how", "ok"),
-         {**BF16, "optimizer": FUSED_ADAM, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
-         env=without_nvcc),
     Case("wrong-arch", ("DR703",), ("--how", "ok"), {"optimizer": FUSED_ADAM}, env=wrong_arch),
     Case("client-optimizer", ("DR201",), ("--how", "client"),
          {**BF16, "optimizer": None, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}),
     Case("index", ("DR801",), ("--how", "index")),
     Case("dtype", ("DR603",), ("--how", "dtype"), BF16),
-    Case("no-card", ("DR707",), ("--how", "ok"), {"fp16": {"enabled": True}}, env=no_card),
+    Case("no-card", ("DR707",), ("--how", "no-card"), env=no_card),
     Case("killed", ("DR721", "DR401"), ("--how", "kill0")),
     Case("host-oom", ("DR401",), ("--how", "eat"), group=True),
     Case("oom-whole-card", ("DR102",), ("--how", "ok", "--rows", str(1 << 20), "--hidden", "4096", "--layers", "24"),
@@ -121,13 +122,13 @@ ONE = (
 )  # fmt: skip
 TWO = (
     Case("asleep", ("DR506",), ("--how", "asleep", "--steps", "400", "--at", "40"), ranks=2, ends=False),
-    Case("nccl-timeout", ("DR501",), ("--how", "asleep", "--timeout", "20"), ranks=2),
-    Case("fewer-batches", ("DR501",), ("--how", "fewer", "--timeout", "20"), ranks=2),
-    Case("fewer-batches-stage3", ("DR501",), ("--how", "fewer", "--timeout", "20"),
+    Case("nccl-timeout", ("DR501",), ("--how", "asleep", "--timeout", "10"), ranks=2),
+    Case("fewer-batches", ("DR501",), ("--how", "fewer", "--timeout", "10"), ranks=2),
+    Case("fewer-batches-stage3", ("DR501",), ("--how", "fewer", "--timeout", "10"),
          {**BF16, "zero_optimization": {"stage": 3}}, ranks=2),
     Case("rank-raises", ("DR710",), ("--how", "raise"), ranks=2),
     Case("rank-killed", ("DR721", "DR401"), ("--how", "kill"), ranks=2),
-    Case("oom-step-2", ("DR103",), ("--how", "ok", "--hidden", "8192", "--layers", "8", "--limit", "5.5"), ranks=2),
+    Case("oom-step-2", ("DR103",), ("--how", "ok", "--hidden", "8192", "--layers", "8", "--limit", "7"), ranks=2),
     Case("scale-floor-2", ("DR602",), ("--how", "overflow", "--steps", "60"),
          {"fp16": {"enabled": True, "initial_scale_power": 4, "hysteresis": 1}, "zero_optimization": {"stage": 3}},
          ranks=2),
@@ -151,9 +152,10 @@ def memory_group(name: str, limit: int) -> list[str] | None:
     return None
 
 
-def provoke(case: Case, out: Path, deadline: float) -> tuple[Case, str, str, float]:
+def provoke(case: Case, out: Path, until: float) -> tuple[Case, str, str, float]:
     """(case, first answer, detail, seconds)."""
     begun = time.monotonic()
+    deadline = min(until, begun + CASE_SECONDS)
     folder = WORK / case.name
     folder.mkdir()
     config = {
@@ -289,7 +291,7 @@ def main() -> int:
     parser.add_argument("--out", default=os.environ.get("OUT") or str(WORK / "out"))
     parser.add_argument("--only", default="")
     parser.add_argument("--workers", type=int, default=6)
-    parser.add_argument("--seconds", type=float, default=225)
+    parser.add_argument("--seconds", type=float, default=140)
     options = parser.parse_args()
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False) if shutil.which(
         "nvidia-smi"
@@ -336,6 +338,9 @@ def main() -> int:
     for case, code, detail, seconds in sorted(rows, key=lambda r: r[0].name):
         print(f"| {case.name} | {' or '.join(case.expected)} | {code} | {seconds:.0f} | {detail[:120]} |")
     wrong = [r[0].name for r in rows if r[1] not in r[0].expected and r[2] != "no writable memory cgroup"]
+    with tarfile.open(out.parent / "provoked.tar.gz", "w:gz") as f:
+        f.add(out, "provoked")
+    shutil.rmtree(out)
     print("\nwrong:", ", ".join(wrong) or "none", f"of {len(rows)}")
     return 1 if wrong else 0
 

@@ -28,6 +28,8 @@ args = parser.parse_args()
 import deepspeed  # noqa: E402
 import torch  # noqa: E402
 
+if args.how == "no-card":
+    torch.cuda.set_device(args.local_rank)
 GPU = torch.cuda.is_available()
 if GPU:
     torch.cuda.set_device(args.local_rank)
