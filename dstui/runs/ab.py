@@ -190,8 +190,10 @@ def begin(plan: Plan, *, environ: Mapping[str, str] | None = None) -> AbDir:
     plan = dataclasses.replace(
         plan, specs=(specs[0], specs[1])
     )  # the controller's own directory is another one
+    facts = [detect(s) for s in plan.specs]
+    plan = _apart(plan, facts, env)
     for number, spec in enumerate(plan.specs):
-        problems = preflight(spec, detect(spec), environ=env)
+        problems = preflight(spec, facts[number], environ=env)
         if worst(problems) == "error":
             failed = PreflightFailed(problems)
             failed.message = f"{plan.labels[number]}: {failed.message}"

@@ -206,3 +206,25 @@ def test_nothing_to_join(write: Write) -> None:
     with pytest.raises(DstuiError, match="no A/B yet"):
         ab.find()
     assert main(["ab", "--join"]) == 2
+
+
+def test_two_releases_build_ops_apart(tmp_path: Path) -> None:
+    from dstui.facts.model import Facts, Interpreter
+    from dstui.runs.spec import RunSpec
+
+    def spec(python: str, **env: str) -> RunSpec:
+        return RunSpec(script="x.py", python=python, env=env)
+
+    def facts(python: str, release: str) -> Facts:
+        packages = {"deepspeed": release, "torch": "2.13.0"}
+        return Facts(interpreters=(Interpreter(python, "option", "3.11.7", packages),))
+
+    env = {"TORCH_EXTENSIONS_DIR": str(tmp_path)}
+    both = [facts("/a/python", "0.19.8"), facts("/b/python", "0.18.9")]
+    plan = ab.Plan(specs=(spec("/a/python"), spec("/b/python")), labels=("A", "B"))
+    folders = [s.env["TORCH_EXTENSIONS_DIR"] for s in ab._apart(plan, both, env).specs]
+    assert folders == [f"{tmp_path}/deepspeed-{r}-torch-2.13.0" for r in ("0.19.8", "0.18.9")]
+    same = ab._apart(plan, [facts("/a/python", "0.19.8"), facts("/b/python", "0.19.8")], env)
+    assert same is plan
+    own = ab.Plan(specs=(spec("/a/python", TORCH_EXTENSIONS_DIR="/mine"), plan.specs[1]), labels=("A", "B"))
+    assert ab._apart(own, both, env).specs[0].env["TORCH_EXTENSIONS_DIR"] == "/mine"
