@@ -9,11 +9,37 @@ from pathlib import Path
 import pytest
 
 from dstui.runs import stall, state
-from dstui.runs.diagnose import diagnose_run
+from dstui.runs.diagnose import diagnose, diagnose_run
 from dstui.runs.view import RunView
 from tests.run_tools import FakeRun
 
-GPU = Path(__file__).parent.parent / "data" / "gpu"
+DATA = Path(__file__).parent.parent / "data"
+GPU = DATA / "gpu"
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("oom-forward", "DR102"),
+        ("oom-init", "DR101"),
+        ("oom-offload-forward", "DR102"),
+        ("scale-floor", "DR602"),
+        ("nan-fp16", "DR601"),
+        ("nan-fp16-dynamic", "DR602"),
+        ("no-nvcc-fused-adam", "DR702"),
+        ("wrong-arch", "DR703"),
+        ("client-optimizer", "DR201"),
+        ("index", "DR801"),
+        ("dtype", "DR603"),
+        ("host-oom", "DR401"),
+        ("killed", "DR401"),  # a log alone cannot tell who killed it
+    ],
+)
+def test_the_log_of_a_failure(name: str, code: str) -> None:
+    found = diagnose(DATA / "logs" / "gpu" / f"{name}.log")
+    assert found.cause is not None and found.evidence
+    assert found.cause.code == code
+    assert found.cause.certainty != "certain"
 
 
 def replay(name: str, seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRun:
