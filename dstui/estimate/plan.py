@@ -27,6 +27,7 @@ from dstui.estimate.search import (
     DEFAULT,
     Found,
     Goal,
+    Objection,
     Placement,
     Precision,
     Search,
@@ -116,12 +117,14 @@ def plan(
     precision: Precision | None = None,
     network: float | None = None,
     calibration: Calibration | None = None,
+    objection: Objection | None = None,
 ) -> Plan:
     """The best config for ``shape`` on the machine of ``facts``, each choice with its reason.
 
     ``training.micro_batch`` fixes the micro batch; ``checkpointing`` None lets the search decide;
     ``global_batch`` is rows of one optimizer step over all ranks; ``network`` Gbit/s of a node to the others.
-    Raises DstuiError when the global batch cannot be divided over the ranks.
+    ``objection`` asks the rules about a config: one that they refuse, or with which the release trains wrongly, is
+    never answered. Raises DstuiError when the global batch cannot be divided over the ranks.
     """
     search = Search(
         shape,
@@ -135,6 +138,7 @@ def plan(
         precision=precision,
         network=network,
         calibration=calibration,
+        objection=objection,
     )
     _check_batch(search)
     found = search.find()
@@ -147,6 +151,8 @@ def plan(
         over = [] if beyond is None else [beyond]
     elif found.estimate.verdict == "fits" and goal == "speed":
         setup, over = search.fastest(setup)
+    if search.objection(setup) is not None:  # accumulation can differ from that of the setup found
+        setup, over = found.setup, []
     return _answer(search, found, setup, over)
 
 
@@ -166,14 +172,19 @@ def _check_batch(search: Search) -> None:
 
 
 def _figure(e: Estimate) -> tuple[str | None, int | None, int | None]:
-    """Where it binds, bytes needed, bytes there."""
+    """Where it binds, bytes needed, bytes there. What is tight counts with the cache that PyTorch keeps."""
     where = e.binds.where if e.binds else None
+    card, room = _floor(e), e.gpu.capacity
+    if e.verdict == "tight" and e.gpu.device is not None and room is not None:
+        if e.gpu.device.expected > 0.97 * room:
+            return "gpu", e.gpu.device.expected, room
+        if where == "gpu":
+            return "gpu", max(e.gpu.device.expected, card or 0), room
     if where == "host" and e.host.peak is not None:
         return "host", e.host.peak.expected, e.host.capacity
     if where == "nvme" and e.nvme is not None:
         return "nvme", e.nvme.needed, e.nvme.capacity
-    floor = _floor(e)
-    return ("gpu", floor, e.gpu.capacity) if floor is not None else (where, None, None)
+    return ("gpu", card, room) if card is not None else (where, None, None)
 
 
 def _floor(e: Estimate) -> int | None:
@@ -210,10 +221,16 @@ def _reject(name: str, e: Estimate) -> Rejected:
     return Rejected(name, _short_of(e), where, need, have)
 
 
+def _refused(search: Search, s: Setup, e: Estimate) -> Rejected:
+    name = placement_name(s.placement)
+    text = search.objection(s) if e.verdict in ("fits", "tight") else None
+    return _reject(name, e) if text is None else Rejected(name, text)
+
+
 def _answer(search: Search, found: Found, setup: Setup, over: list[tuple[Setup, Estimate]]) -> Plan:
     e = search.fit(setup)
     cost = search.cost(setup)
-    rejected = [_reject(placement_name(s.placement), r) for s, r in found.refused]
+    rejected = [_refused(search, s, r) for s, r in found.refused]
     rejected += [
         _reject(_repair_name(name, before), r) for name, before, r in found.repaired if name != "load_on"
     ]
@@ -232,9 +249,7 @@ def _answer(search: Search, found: Found, setup: Setup, over: list[tuple[Setup, 
         *_link_choices(search, setup, e),
     ]
     if e.verdict == "tight":
-        choices.append(
-            Choice("tight", True, e.reason or _("it fits as expected, not at the upper end of the range"))
-        )
+        choices.append(_tight_choice(search, setup, e))
     return Plan(
         e.verdict,
         search.goal,
@@ -246,8 +261,18 @@ def _answer(search: Search, found: Found, setup: Setup, over: list[tuple[Setup, 
         tuple(rejected),
         cost,
         search.rates,
+        changes=tuple(_instead(search, setup)),
         training=search.how(setup),
     )
+
+
+def _tight_choice(search: Search, s: Setup, e: Estimate) -> Choice:
+    text = e.reason or _("it fits as expected, not at the upper end of the range")
+    if not search.training.expandable and e.gpu.capacity is not None:
+        name = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+        if search.fit(s, expandable=True).verdict == "fits":
+            text += "; " + _("with {name} in the environment it fits").format(name=name)
+    return Choice("tight", True, text)
 
 
 def _repair_name(name: str, before: Setup) -> str:
@@ -350,9 +375,10 @@ def _offload_choices(search: Search, found: Found, s: Setup, e: Estimate, cost: 
             )
         out.append(Choice("offload_param", p.param, moved))
     if s.ratio < 1:
+        forced = any(name == "ratio" for name, _s, _e in found.repaired)
         text = (
             _("the rest of the optimizer fits on the card: less to copy and to step on the CPU")
-            if search.goal == "speed"
+            if not forced
             else _("the rest of the optimizer stays on the card, because RAM cannot hold all of it")
         )
         out.append(Choice("ratio", s.ratio, text))
@@ -532,7 +558,7 @@ def _link_choices(search: Search, s: Setup, e: Estimate) -> list[Choice]:
 
 def _refusal(search: Search, found: Found) -> Plan:
     e = found.estimate
-    rejected = [_reject(placement_name(s.placement), r) for s, r in (*found.refused, (found.setup, e))]
+    rejected = [_refused(search, s, r) for s, r in (*found.refused, (found.setup, e))]
     if e.verdict == "unknown":
         reason = e.reason or _("a fact is missing")
     else:
@@ -556,47 +582,72 @@ def _refusal(search: Search, found: Found) -> Plan:
     )
 
 
-def _ways_out(search: Search, nearest: Estimate) -> list[Change]:
-    """Single changes of the question, from cheap to dear, each with what then fits."""
-    out: list[Change] = []
-    t = search.training
+class _Asker:
+    """Asks the question again with one thing changed, and keeps what then fits."""
 
-    def ask(title: str, costs: str, *, facts: Facts | None = None, **changes: Any) -> bool:
-        found = _again(search, facts=facts, **changes).find()
+    def __init__(self, search: Search) -> None:
+        self.search = search
+        self.found: list[Change] = []
+
+    def __call__(self, title: str, costs: str, **changes: Any) -> Placement | None:
+        found = _again(self.search, **changes).find()
         if found.estimate.verdict != "fits":
-            return False
+            return None
         then = _("{name}, {need}").format(
             name=placement_name(found.setup.placement), need=_need(found.estimate)
         )
         if found.estimate.host.peak is not None and found.setup.placement.offloads:
             then += ", " + _("{size} of RAM").format(size=gib(found.estimate.host.peak.expected))
-        out.append(Change(_("{title}: {then}").format(title=title, then=then), (), None, costs))
-        return True
+        self.found.append(Change(_("{title}: {then}").format(title=title, then=then), (), None, costs))
+        return found.setup.placement
 
+    def adapters(self) -> None:
+        """LoRA for full training, and QLoRA unless nothing has to leave the card with LoRA."""
+        t = self.search.training
+        if t.quant != "none":
+            return
+        if not t.lora_rank:
+            lora = self(
+                _("train a LoRA adapter of rank 16"),
+                _("another model: only low-rank updates are learnt"),
+                lora_rank=16,
+            )
+            if lora is not None and lora.stage < 3:
+                return
+        self(
+            _("LoRA on a 4-bit model (QLoRA)"),
+            _("the frozen weights are rounded to 4 bits"),
+            lora_rank=t.lora_rank or 16,
+            quant="nf4",
+        )
+
+
+def _instead(search: Search, s: Setup) -> list[Change]:
+    """What would spare an offload: adapters."""
+    if not s.placement.offloads:
+        return []
+    ask = _Asker(search)
+    ask.adapters()
+    return ask.found
+
+
+def _ways_out(search: Search, nearest: Estimate) -> list[Change]:
+    """Single changes of the question, from cheap to dear, each with what then fits."""
+    t = search.training
+    ask = _Asker(search)
     if search.checkpointing is False:
         ask(_("turn on gradient checkpointing"), _("about a third more computation"), checkpointing=True)
     if t.micro_batch is not None and t.micro_batch > 1:
         ask(_("micro batch 1"), _("more, smaller kernels"), micro_batch=1)
-    if not t.lora_rank:
-        text = _("another model: only low-rank updates are learnt")
-        lora = ask(_("train a LoRA adapter of rank 16"), text, lora_rank=16)
-        if not lora or not out[-1].title.count(_("plain data parallel (stage 0)")):
-            ask(
-                _("LoRA on a 4-bit model (QLoRA)"),
-                _("another model, and frozen weights are rounded to 4 bits"),
-                lora_rank=16,
-                quant="nf4",
-            )
-    elif t.quant == "none":
-        ask(_("LoRA on a 4-bit model (QLoRA)"), _("frozen weights are rounded to 4 bits"), quant="nf4")
+    ask.adapters()
     for seq in (t.seq // 2, t.seq // 4) if _activations_decide(nearest) else ():
         if seq >= 512 and ask(
             _("sequences of {seq} tokens").format(seq=seq), _("longer examples are cut"), seq=seq
         ):
             break
-    _more_ram(search, out)
+    _more_ram(search, ask.found)
     _more_cards(search, ask)
-    return out
+    return ask.found
 
 
 def _activations_decide(e: Estimate) -> bool:
@@ -624,6 +675,7 @@ def _again(search: Search, *, facts: Facts | None = None, **changes: Any) -> Sea
         checkpointing=checkpointing,
         precision=search.precision,
         network=search.network,
+        calibration=search.calibration,
         brief=True,
         offload=offload,
     )
@@ -655,7 +707,7 @@ def _more_ram(search: Search, out: list[Change]) -> None:
     )
 
 
-def _more_cards(search: Search, ask: Callable[..., bool]) -> None:
+def _more_cards(search: Search, ask: _Asker) -> None:
     """The least number of such cards, in powers of two, that holds it without offload: up to 8 a node, then 8 nodes."""
     gpus = search.facts.gpus
     if not gpus or search.world_size not in (None, search.facts.world_size):

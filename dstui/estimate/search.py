@@ -8,7 +8,7 @@ card.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -25,6 +25,10 @@ from dstui.units import GiB
 
 Goal = Literal["fit", "speed", "batch"]
 Precision = Literal["bf16", "fp16", "fp32"]
+
+
+Objection = Callable[[Mapping[str, Any]], "str | None"]
+"""What the rules have against a config, in one sentence; None when they have nothing."""
 
 
 class Placement(NamedTuple):
@@ -139,6 +143,7 @@ class Search:
         precision: Precision | None = None,
         network: float | None = None,
         calibration: Calibration | None = None,
+        objection: Objection | None = None,
         base: Mapping[str, Any] | None = None,
         brief: bool = False,
         offload: bool = True,
@@ -147,6 +152,8 @@ class Search:
         self.goal, self.checkpointing, self.global_batch = goal, checkpointing, global_batch
         self.world_size, self.network = world_size, network
         self.calibration = calibration
+        self._objection = objection
+        self._objected: dict[Setup, str | None] = {}
         self.base = base
         """The wizard's config: then only placement, checkpointing and micro batch are searched."""
         self.brief = brief
@@ -160,7 +167,7 @@ class Search:
         self.precision: Precision = precision or _pick_precision(facts)
         self.rates = rates(facts, ranks=self.ranks, ranks_per_node=self.ranks_per_node, network=network)
         self.nvme = nvme_storage(facts)
-        self._seen: dict[Setup, Estimate] = {}
+        self._seen: dict[tuple[Setup, bool], Estimate] = {}
         self._trained: int | None = None
 
     # -- one candidate --
@@ -234,8 +241,7 @@ class Search:
         if self.training.optimizer is None:
             data["optimizer"] = self._optimizer(s, hf)
         zero = self._zero(s)
-        if zero:
-            data["zero_optimization"] = zero
+        data["zero_optimization"] = zero  # at stage 0 too: the Trainer refuses a file without the section
         if "nvme" in s.placement:
             data["aio"] = {
                 "block_size": 1048576,
@@ -263,9 +269,9 @@ class Search:
 
     def _zero(self, s: Setup) -> dict[str, Any]:
         stage, optimizer, param = s.placement
-        if stage == 0:
-            return {}
         zero: dict[str, Any] = {"stage": stage}
+        if stage == 0:
+            return zero
         largest = -(-self.trained() // 2) * 2  # no bucket needs to be larger than what is reduced
         reduce = min(s.buckets.reduce, max(1_000_000, largest))
         if stage < 3:
@@ -301,12 +307,15 @@ class Search:
             block["nvme_path"] = self.nvme.path
         return block
 
-    def fit(self, s: Setup) -> Estimate:
-        found = self._seen.get(s)
+    def fit(self, s: Setup, *, expandable: bool = False) -> Estimate:
+        """The estimate of the config of ``s``; ``expandable``: under expandable segments."""
+        key = (s, expandable)
+        found = self._seen.get(key)
         if found is None:
-            found = self._seen[s] = estimate(
+            how = self.how(s)
+            found = self._seen[key] = estimate(
                 self.shape,
-                self.how(s),
+                replace(how, expandable=True) if expandable else how,
                 self.config(s),
                 self.facts,
                 release=self.release,
@@ -315,6 +324,14 @@ class Search:
                 calibration=self.calibration,
             )
         return found
+
+    def objection(self, s: Setup) -> str | None:
+        """What the rules have against the config of ``s`` (None: nothing, or nobody asked them)."""
+        if self._objection is None:
+            return None
+        if s not in self._objected:
+            self._objected[s] = self._objection(self.config(s))
+        return self._objected[s]
 
     def cost(self, s: Setup, *, hpz: bool = False) -> StepCost:
         return step_cost(
@@ -446,9 +463,10 @@ class Search:
             kept: tuple[Setup, Estimate] | None = None
             for checkpointing in attempts:
                 s, e, done = self.settle(replace(self.start(placement), checkpointing=checkpointing))
-                if e.verdict == "fits":
+                fair = e.verdict in ("fits", "tight") and self.objection(s) is None
+                if fair and e.verdict == "fits":
                     return Found(s, e, tuple(refused), tuple(done))
-                if e.verdict == "tight" and tight is None:
+                if fair and tight is None:
                     tight = (len(refused), Found(s, e, (), tuple(done)))
                 kept = (s, e)
                 if e.verdict == "unknown" and e.gpu.capacity is None and not self.cpu_only:
@@ -463,6 +481,8 @@ class Search:
             return Found(s, self.fit(s), (), ())
         unknown = [r for r in refused if r[1].verdict == "unknown"]
         s, e = unknown[0] if unknown else min(refused, key=lambda r: shortage(r[1]))
+        if e.verdict in ("fits", "tight"):  # the rules object to all that would fit
+            e = replace(e, verdict="no", reason=self.objection(s))
         return Found(s, e, tuple(r for r in refused if r[0] is not s), ())
 
     def with_micro(self, s: Setup, micro: int) -> Setup:

@@ -6,13 +6,16 @@ import argparse
 import dataclasses
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dstui.errors import DstuiError, Exit
 from dstui.estimate.model import load_model
 from dstui.estimate.plan import Plan, plan
+from dstui.estimate.search import Objection
 from dstui.facts.describe import facts_for
+from dstui.facts.model import Facts
 from dstui.i18n import _
 from dstui.plain.columns import wrap
 from dstui.plain.estimate import (
@@ -86,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
         precision=args.precision,
         network=args.network,
         calibration=known,
+        objection=objection(facts, release, training.loop, args.world_size or facts.world_size),
     )
     text = None if answer.config is None else json.dumps(answer.config, indent=2) + "\n"
     if text is not None and args.output:
@@ -102,6 +106,29 @@ def run(args: argparse.Namespace) -> int:
         if text is not None and not args.output:
             print(text, end="")
     return {"no": Exit.BAD, "unknown": Exit.CANNOT}.get(answer.verdict, Exit.OK)
+
+
+def objection(facts: Facts, release: str | None, loop: str, ranks: int | None) -> Objection:
+    """What ``check`` says against a config: its first error or silent-wrong finding for this release."""
+    from dstui.config.document import Document
+    from dstui.config.schema import newest
+    from dstui.rules.engine import Context, check_document
+
+    context = Context(
+        release=release or newest(),
+        engine="hf" if loop == "hf" else "deepspeed",
+        facts=facts,
+        world_size=ranks,
+    )
+
+    def ask(config: Mapping[str, Any]) -> str | None:
+        report = check_document(Document.parse(json.dumps(config)), context)
+        for finding in report.findings:
+            if finding.severity in ("error", "silent-wrong"):
+                return f"{finding.code}: {finding.message}"
+        return None
+
+    return ask
 
 
 # -- JSON ------------------------------------------------------------------------------------------------
