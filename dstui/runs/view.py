@@ -32,10 +32,10 @@ from dstui.runs.tail import Line, LogFile, Tail, clean, settle
 from dstui.runs.trainer import TrainerFiles, output_folder
 
 HEAD = 256 << 10
-TAIL = 1 << 20
-PIECES, PIECE = 48, 16 << 10
+TAIL = 512 << 10
+PIECES, PIECE = 48, 8 << 10
 """A log larger than WHOLE is joined by HEAD + PIECES x PIECE + TAIL bytes."""
-WHOLE = 4 << 20
+WHOLE = 2 << 20
 LOG_LINES = 200
 SAMPLES = 600
 DISK_EVERY = 30.0

@@ -238,19 +238,19 @@ def bench_keys(folder: Path) -> None:
             if columns >= 120:
                 # Each length is new, so nothing of the answer is remembered.
                 busy: list[float] = []
-                for n in range(rounds):
+                for n in range(2 * rounds):
                     t.press("up", *str(1024 + 8 * n))
                     t.settle(0.2)
                     told = f"{1024 + 8 * n} tokens"  # among the panel's assumptions
-                    start = time.perf_counter()
-                    delay(t, ("enter",), drawn(t))
-                    t.settle(0.03)
-                    busy.append(delay(t, ("down",), drawn(t)))
-                    delay(t, ("up",), lambda told=told: told in right(t))
-                    values.append(1000 * (time.perf_counter() - start))
-                    t.settle(0.3)
-                spread("cursor: repaint while an estimate is computed", size, busy, "60")
+                    if n < rounds:
+                        values.append(delay(t, ("enter",), lambda told=told: told in right(t)))
+                    else:
+                        delay(t, ("enter",), drawn(t))
+                        busy.append(delay(t, ("down",), drawn(t)))
+                        t.press("up")
+                    t.settle(0.4)
                 spread("new sequence length: estimate in the panel", size, values, "150")
+                spread("cursor: repaint while an estimate is computed", size, busy, "60")
             t.press("4")
             t.settle(1.0)
             texts: list[str] = []
@@ -286,11 +286,70 @@ def bench_keys(folder: Path) -> None:
             row("quit ms", size, "", "", f"{1000 * t.gone():.0f}", "", "2000")
 
 
+LOG_BYTES = 1 << 30
+
+
+def big_log(path: Path) -> int:
+    """A log of 1 GiB in the very format of a run; returns its last step."""
+    mark = "#######"
+    lines = "".join(
+        f"[2026-11-29 19:54:37,726] [INFO] [logging.py:123:log_dist] [Rank 0] step={mark}{n:03d}, skipped=0, "
+        f"lr=[0.0003], mom=[(0.9, 0.999)]\nstep {mark}{n:03d} loss 2.{n:03d} lr 0.0003 tokens/s 24000\n"
+        for n in range(1000)
+    ).encode()
+    with path.open("wb") as f:
+        for block in range(-(-LOG_BYTES // len(lines))):
+            f.write(lines.replace(mark.encode(), b"%07d" % block))
+    return block * 1000 + 999
+
+
+def bench_join(folder: Path) -> None:
+    from tests.pty.harness import Terminal
+    from tests.run_tools import FakeRun
+
+    run = FakeRun(8, total=20_000_000, now=time.time() - 61)
+    for _ in range(60):
+        run.tick()
+    step = big_log(run.run.out_log)
+    size = run.run.out_log.stat().st_size / 1e9
+    code = (
+        "import sys, time\n"
+        "from dstui.runs.view import RunView\n"
+        "from dstui.runs.store import find_run\n"
+        "run = find_run(sys.argv[1])\n"
+        "start, cpu = time.perf_counter(), time.process_time()\n"
+        "shot = RunView(run).poll()\n"
+        "print(time.perf_counter() - start, shot.step, len(shot.losses), time.process_time() - cpu)"
+    )
+    seconds, cpu = [], []
+    for _ in range(RUNS):
+        out = subprocess.run(
+            [sys.executable, "-c", code, run.id], capture_output=True, text=True, check=True, cwd=REPO
+        ).stdout.split()
+        assert int(out[1]) == step and int(out[2]) > 50, out
+        seconds.append(float(out[0]))
+        cpu.append(float(out[3]))
+    print(f"\n| joining a log of {size:.2f} GB | min s | median s | RSS MB | budget |\n|---|---|---|---|---|")
+    row("RunView.poll, first", min(seconds), statistics.median(seconds), "", "1 s")
+    row("its CPU time", min(cpu), statistics.median(cpu), "", "")
+    cold("dstui watch RUN --once", [*DSTUI, "watch", run.id, "--once"], "1 s")
+    for key, words in (("", "tokens/s"), ("l", "following the end")):
+        with Terminal(["watch", run.id], cwd=folder) as t:
+            start = time.perf_counter()
+            t.wait("tokens/s", 30)
+            if key:
+                start = time.perf_counter()
+                t.press(key)
+                t.wait(words, 30)
+            row("the monitor" if not key else "its log view", time.perf_counter() - start, "", "", "1 s")
+
+
 PARTS: dict[str, Callable[[Path], None]] = {
     "processes": bench_processes,
     "throughput": bench_throughput,
     "paint": bench_paint,
     "keys": bench_keys,
+    "join": bench_join,
 }
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dstui.runs import store
@@ -91,6 +92,25 @@ def test_end_rings_and_notifies_once(term: Terminal, run: FakeRun) -> None:
     term.wait("F failed", 10)
     term.settle(1.0)
     assert term.raw.count(b"\x1b]9;dstui: run llama-8b: failed DR103 gpu-oom-step\a") == 1
+
+
+@pytest.mark.parametrize("key", ["o", "m"])
+def test_an_hour_of_lines_in_half_a_minute(term: Terminal, run: FakeRun, key: str) -> None:
+    """36,000 lines, two minutes of them a tick: the screen costs what it always costs, the process stays as it is."""
+    term.press(key)
+    term.settle(1.5)
+    process = psutil.Process(term.child.pid)
+    ticks, before = [], 0
+    for n in range(30):
+        run.now = time.time() - 1
+        run.tick()
+        run.log(*[f"step {run.step} loss {2 + i / 1000:.4f} lr 0.0003 tokens/s 24000" for i in range(1198)])
+        ticks.append(term.read(1.0))
+        if n == 10:
+            before = process.memory_info().rss
+    assert max(ticks) <= BUDGET, ticks
+    assert process.memory_info().rss - before < 8 << 20
+    assert f"{run.step}" in term.text or key == "m"
 
 
 def test_nothing_changed_is_silence_and_so_is_an_ended_run(term: Terminal, run: FakeRun) -> None:
