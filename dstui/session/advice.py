@@ -341,6 +341,11 @@ def plan_key(s: State) -> Hashable | None:
     return (model, s.training(s.given_micro), s.get("precision"), s.release, s.world, s.nodes, gpus, host)
 
 
+def same_subject(a: Any, b: Any) -> bool:
+    """Whether two keys of ``plan_key`` differ in what is trained how, not in the model or the machine."""
+    return bool(a[0] == b[0] and a[3:] == b[3:])
+
+
 def plan(s: State) -> Plan:
     """The recommendation for this model on the chosen cards (``plan_key`` is not None)."""
     facts, shape = s.used, s.shape

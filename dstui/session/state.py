@@ -69,6 +69,7 @@ class State:
         """Whether a report makes the plan too: somebody who does not wait will ask for it."""
         self._plans: dict[Any, advice.Plan] = {}
         self._last_plan = advice.NO_PLAN
+        self._last_key: Any = None
         self._cache: dict[str, Any] = {}
         self._shapes: dict[str, ModelShape | DstuiError] = {}
         self._guesses: dict[tuple[str, int], tuple[str, str] | None] = {}
@@ -384,5 +385,13 @@ class State:
             if found is None:
                 found = self._plans[key] = advice.plan(self)
             self._cache["plan"] = self._last_plan = found
+            self._last_key = key
         plan: advice.Plan = self._cache["plan"]
         return plan
+
+    @property
+    def plan_nears(self) -> bool:
+        """Whether a new plan has to be found for the model and the machine of the last one."""
+        key = advice.plan_key(self)
+        known = key is None or key in self._plans or self._last_key is None
+        return not known and advice.same_subject(key, self._last_key)

@@ -212,6 +212,28 @@ def test_a_front_end_that_must_not_wait_gets_the_plan_from_a_fork() -> None:
     assert session.adopt(session.fork().report()) is False
 
 
+def test_a_glance_answers_for_what_is_shown_before_the_plan_is_found_again() -> None:
+    session = Session(machine("4x24-busy"), patient=False)
+    session.set("engine", "plain")
+    session.set("model", "smollm2-135m")
+    assert session.fork().glance() is None  # no plan yet: nothing was recommended for this model
+    session.adopt(session.fork().report())
+    micro = session.field("micro_batch").value
+    assert session.field("stage").value == 0 and micro > 1
+    assert session.fork().glance() is None  # nothing to find
+    session.set("seq", "8192")
+    fork = session.fork()
+    quick = fork.glance()
+    assert quick is not None and quick.estimate is not None
+    assert quick.config["train_micro_batch_size_per_gpu"] == micro  # as the form still shows it
+    report = fork.report()
+    assert report.config["train_micro_batch_size_per_gpu"] < micro
+    assert report.config == session.fork().report().config  # the glance has left nothing behind
+    session.adopt(report)
+    session.set("model", "llama-3.1-8b")
+    assert session.fork().glance() is None  # the plan of another model is no answer
+
+
 def test_an_opened_file_does_not_hide_the_plan(tmp_path: Path) -> None:
     """Its stage is stated, so no field asks for a plan before the step shows the deciding line."""
     document = Document.parse('{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}', "a.json")

@@ -205,12 +205,23 @@ class WizardScreen(BaseScreen):
         session = self.session
         copy = session.fork()
 
+        def current() -> bool:
+            """Whether nothing was changed since; else a later change has asked again."""
+            return session is self._session and self._timer is None
+
+        def glanced(report: Report | None) -> None:
+            if not self.is_mounted:
+                self._computing = False
+                return
+            if report is not None and current():
+                self._report = report
+                self._draw_answer()
+            self.dstui.jobs.run("report", copy.report, done, failed)
+
         def done(report: Report) -> None:
             self._computing = False
-            if not self.is_mounted:
+            if not self.is_mounted or not current():
                 return
-            if session is not self._session or self._timer is not None:
-                return  # a later change has asked again
             stale = session.adopt(report)
             self._fresh = True
             self._broken = ""
@@ -227,7 +238,7 @@ class WizardScreen(BaseScreen):
             self._broken = f"{type(error).__name__}: {error}. {self.dstui.record(error)}"
             self._draw_answer()
 
-        self.dstui.jobs.run("report", copy.report, done, failed)
+        self.dstui.jobs.run("report", copy.glance, glanced, failed)
 
     # ---- drawing
 
