@@ -208,23 +208,31 @@ def test_nothing_to_join(write: Write) -> None:
     assert main(["ab", "--join"]) == 2
 
 
-def test_two_releases_build_ops_apart(tmp_path: Path) -> None:
-    from dstui.facts.model import Facts, Interpreter
-    from dstui.runs.spec import RunSpec
+def interpreter(folder: Path, release: str) -> Path:
+    """A bare interpreter that says it has this DeepSpeed; the script here imports nothing."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    for name, number in (("deepspeed", release), ("torch", "2.13.0")):
+        info = folder / "lib" / version / "site-packages" / f"{name}-{number}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
+    return folder / "bin" / "python"
 
-    def spec(python: str, **env: str) -> RunSpec:
-        return RunSpec(script="x.py", python=python, env=env)
 
-    def facts(python: str, release: str) -> Facts:
-        packages = {"deepspeed": release, "torch": "2.13.0"}
-        return Facts(interpreters=(Interpreter(python, "option", "3.11.7", packages),))
-
-    env = {"TORCH_EXTENSIONS_DIR": str(tmp_path)}
-    both = [facts("/a/python", "0.19.8"), facts("/b/python", "0.18.9")]
-    plan = ab.Plan(specs=(spec("/a/python"), spec("/b/python")), labels=("A", "B"))
-    folders = [s.env["TORCH_EXTENSIONS_DIR"] for s in ab._apart(plan, both, env).specs]
-    assert folders == [f"{tmp_path}/deepspeed-{r}-torch-2.13.0" for r in ("0.19.8", "0.18.9")]
-    same = ab._apart(plan, [facts("/a/python", "0.19.8"), facts("/b/python", "0.19.8")], env)
-    assert same is plan
-    own = ab.Plan(specs=(spec("/a/python", TORCH_EXTENSIONS_DIR="/mine"), plan.specs[1]), labels=("A", "B"))
-    assert ab._apart(own, both, env).specs[0].env["TORCH_EXTENSIONS_DIR"] == "/mine"
+def test_two_releases_build_ops_apart(
+    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one folder each run would build again what the other release had built there, or load it."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "ops"))
+    config = write("ds.json", 0.01)
+    pythons = [str(interpreter(tmp_path / r, r)) for r in ("0.19.8", "0.18.9")]
+    argv = ["ab", "--config", str(config), "--python", pythons[0], "--python", pythons[1]]
+    argv += ["--launcher", "python", "--no-probe", "--json", "--", "train.py"]
+    assert main(argv) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [r["deepspeed"] for r in data["runs"]] == ["0.19.8", "0.18.9"]
+    assert data["ab"]["labels"] == [f"A {pythons[0]}", f"B {pythons[1]}"]
+    runs = list(reversed(store.list_runs()))
+    folders = [r.manifest["env"]["TORCH_EXTENSIONS_DIR"] for r in runs]
+    assert folders == [str(tmp_path / "ops" / f"deepspeed-{r}-torch-2.13.0") for r in ("0.19.8", "0.18.9")]
+    assert any("releases of DeepSpeed" in w for w in data["warnings"])
