@@ -508,7 +508,7 @@ class _Builder:
             else:
                 program.modules.append(("lm_head", (TIED,)))
         final = inv.tail[0].name
-        work, v = self.work, self.vocab
+        work, v, parts = self.work, self.vocab, int(self.x.get("head_ranks", 1))
 
         def logits_width(tape: Tape, element: int) -> Tensor:
             return tape.new(element * v * work.tokens, tag=LOGITS)
@@ -529,7 +529,7 @@ class _Builder:
             tape.enter("lm_head")
             trains = (tied and work.lora_rank == 0) or (not tied and tape.trains("lm_head"))
             kept = tape.save(n) if trains else ()
-            logits = logits_width(tape, b)
+            logits = tape.new(b * v // parts * work.tokens, tag=LOGITS)
             tape.leave("lm_head")
 
             def head_backward(_g: Grad) -> list[Grad | None]:
@@ -545,6 +545,11 @@ class _Builder:
 
             tape.node((n,), logits, kept, head_backward)
             tape.drop(n)
+            if parts > 1:  # this rank's columns, gathered
+                whole = logits_width(tape, b)
+                tape.node((logits,), whole, (), lambda _g: [tape.gnew(b * v // parts * work.tokens, LOGITS)])
+                tape.drop(logits)
+                logits = whole
             if self.x.get("softcap"):
                 scaled = logits_width(tape, b)
                 tape.node((logits,), scaled, (), lambda _g: [glogits(tape, b)])

@@ -375,7 +375,7 @@ class _Builder:
         bias = self.family == "phi"
         if self.tied:
             return (Module(name, (self.vocab,)),) if bias else ()
-        return (self.linear(name, self.h, self.vocab, bias),)
+        return (self.linear(name, self.h, self.vocab // self.x.get("head_ranks", 1), bias),)
 
     def layer(self, moe: bool) -> tuple[Module, ...]:
         if self.family == "gpt_neox":
@@ -493,7 +493,9 @@ class _Builder:
 def split_layers(shape: ModelShape, ranks: int, *, vocab: bool) -> ModelShape:
     """What one of ``ranks`` has of a model whose linear layers are split by rows or columns (AutoTP,
     ``module_inject/auto_tp.py``): its part of the heads and of the inner width, and of the vocabulary if asked;
-    norms and the residual stream stay whole. ``params`` are those of the part."""
+    norms and the residual stream stay whole. ``params`` are those of the part. With ``vocab`` embedding and head
+    are split by tokens, and so are the logits; without, only the head is, and the logits are gathered
+    (``LinearLayer``, ``gather_output``)."""
 
     def part(n: int | None) -> int | None:
         return None if n is None else max(1, -(-n // ranks))
@@ -501,6 +503,8 @@ def split_layers(shape: ModelShape, ranks: int, *, vocab: bool) -> ModelShape:
     extra = {
         k: part(v) if k in ("moe_intermediate", "shared_intermediate") else v for k, v in shape.extra.items()
     }
+    if not vocab and not shape.tied:
+        extra["head_ranks"] = ranks
     heads = shape.heads or 1
     piece = replace(
         shape,

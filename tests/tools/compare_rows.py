@@ -1,6 +1,7 @@
 """Predicted beside measured: the rows of ``measure_grid.py`` through ``dstui.estimate``.
 
-    python tests/tools/compare_rows.py results.jsonl [--rows tuned|aside|all] [--quiet]
+    python tests/tools/compare_rows.py results.jsonl ... [--rows tuned|aside|blind|all] [--quiet|--json]
+    python tests/tools/compare_rows.py --predict blind,blind-two     what is expected of cases, as JSON, before a run
 
 Prints every row (GiB predicted/measured and the error), mean and worst error by family and of all, for the rows
 that may be tuned on and for those set aside, and the range coverage. Then the thresholds: where a card of that
@@ -30,6 +31,7 @@ from dstui.facts.model import Facts, Gpu, Host  # noqa: E402
 
 GiB = 1 << 30
 RELEASE = "0.19.8"
+GROUPS = ("tuned", "aside", "blind")
 WHAT = ("allocated", "reserved", "device", "host")
 TYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
@@ -167,23 +169,76 @@ def thresholds(rows: list[dict[str, Any]]) -> None:
         )
 
 
+def figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of each figure: rows, mean and worst error (shares; the worst is signed), rows whose range held; verdicts asked
+    beside real thresholds and how many were right."""
+    out: dict[str, Any] = {}
+    found = [pairs(r) for r in rows]
+    for what in WHAT:
+        spans = [f[what] for f in found if what in f]
+        if spans:
+            errors = [span.expected / measured - 1 for span, measured in spans]
+            out[what] = {
+                "rows": len(errors),
+                "mean": sum(map(abs, errors)) / len(errors),
+                "worst": max(errors, key=abs),
+                "held": sum(span.low <= measured <= span.high for span, measured in spans),
+            }
+    asked = [right for r in rows for _cap, _verdict, right in verdicts(r)]
+    out["verdicts"] = {"asked": len(asked), "right": sum(asked)}
+    return out
+
+
+def verdicts(row: dict[str, Any]) -> list[tuple[float, str, bool]]:
+    """``(cap as a share of what works, verdict, whether it is right)`` 3 and 10 % beyond a row's real threshold."""
+    t = row.get("threshold") or {}
+    if not (t.get("works") and t.get("fails")):
+        return []
+    e = predicted(row["case"], row)
+    assert e.gpu.device is not None and e.gpu.reserved is not None
+    beside = e.gpu.device.expected - e.gpu.reserved.expected
+    out = []
+    for cap in (0.9 * t["fails"], 0.97 * t["fails"], 1.03 * t["works"], 1.1 * t["works"]):
+        verdict = predicted(row["case"], row, int(cap + beside)).verdict
+        out.append((cap / t["works"], verdict, (verdict == "no") == (cap < t["works"])))
+    return out
+
+
+def predictions(sets: list[str]) -> dict[str, Any]:
+    """``{case: {figure: [low, expected, high]}}``, host RAM of one rank."""
+    out: dict[str, Any] = {}
+    for case in (c for name in sets for c in cases.load_cases(name)):
+        measured = dict.fromkeys(("peak_alloc", "peak_reserved", "peak_nvml", "peak_rss"), 1)
+        found = pairs({"case": case, "world": case["world"], "ds": RELEASE, **measured})
+        out[case["name"]] = {what: [r.low, r.expected, r.high] for what, (r, _m) in found.items()}
+    return out
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("results", nargs="+", type=Path)
-    parser.add_argument("--rows", choices=("tuned", "aside", "all"), default="all")
+    parser.add_argument("results", nargs="*", type=Path)
+    parser.add_argument("--rows", choices=(*GROUPS, "all"), default="all")
     parser.add_argument("--quiet", action="store_true", help="no row by row")
+    parser.add_argument("--json", action="store_true", help="the figures of each group")
+    parser.add_argument("--predict", metavar="SETS", help="predict the cases of these sets instead")
     options = parser.parse_args()
+    if options.predict:
+        print(json.dumps(predictions(options.predict.split(",")), indent=1))
+        return 0
     rows: list[dict[str, Any]] = []
     for path in options.results:
         rows += [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     bad = [r for r in rows if not r["ok"]]
     good = [r for r in rows if r["ok"]]
-    for name, wanted in (("tuned", False), ("aside", True)):
-        if options.rows in (name, "all"):
-            table([r for r in good if cases.aside(r["case"]["name"]) == wanted], name, options.quiet)
-    if options.rows != "aside":
-        chosen = good if options.rows == "all" else [r for r in good if not cases.aside(r["case"]["name"])]
-        thresholds(chosen)
+    if options.rows != "all":
+        good = [r for r in good if cases.group(r["case"]["name"]) == options.rows]
+    if options.json:
+        groups = {n: [r for r in good if cases.group(r["case"]["name"]) == n] for n in GROUPS}
+        print(json.dumps({n: figures(rows) for n, rows in groups.items() if rows}, indent=1))
+        return 0
+    for name in GROUPS:
+        table([r for r in good if cases.group(r["case"]["name"]) == name], name, options.quiet)
+    thresholds(good)
     if bad:
         print(f"\n{len(bad)} rows without a result:")
         for r in bad:

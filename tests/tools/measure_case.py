@@ -252,7 +252,10 @@ def make_model(case: cases.Case) -> tuple[Any, Any]:
     return model, config
 
 
-CLASSES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma": "Gemma", "gpt_neox": "GPTNeoX"}
+CLASSES = {
+    "llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma": "Gemma", "gpt_neox": "GPTNeoX",
+    "phi3": "Phi3", "gemma3_text": "Gemma3",
+}  # fmt: skip
 
 
 def model_class(kind: str) -> Any:
