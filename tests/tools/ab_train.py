@@ -1,4 +1,4 @@
-"""A GPT of about 370 M parameters on random tokens made on the card: nothing but forward, backward, step.
+"""A GPT of about 500 M parameters on random tokens made on the card: nothing but forward, backward, step.
 
 What `tests/tools/ab_gpu.py` trains; the model is the one of `dstui/examples/tiny_gpt.py`.
 """
@@ -24,8 +24,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--local_rank", type=int, default=0)
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--hidden", type=int, default=1024)
-    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--hidden", type=int, default=1536)
+    parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--vocab", type=int, default=32000)
     parser.add_argument("--seq", type=int, default=1024)
     deepspeed.add_config_arguments(parser)
