@@ -43,7 +43,7 @@ def plan_page(shot: Snapshot, manifest: Mapping[str, Any], cells: int, g: Glyphs
             _("The wizard predicts where it knows the model; dstui estimate does it for any config."),
             cells - 2, "dim", " ", cut=g.cut,
         )  # fmt: skip
-        return [*rows, *_measured(shot, cells, g)]
+        return [*rows, *_by_phase(shot, {}, cells, g), *_measured(shot, cells, g)]
     rows += _table(shot.comparisons, cells, g, before_peak(shot))
     if shot.state in ("starting", "running", "stalled"):
         text = _("Measured figures are the highest so far; memory is at its peak after the first step.")
@@ -217,7 +217,8 @@ def change_page(made: Change | None, fix: Repair | None, cells: int, g: Glyphs) 
     if made.price:
         rows += wrapped(_("predicted: {text}").format(text=made.price), cells - 2, "", " ", cut=g.cut)
     rows += [BLANK, rule(_("the config of the new run"), cells, g)]
-    rows += [line(" ", *r) for r in diff_lines(made.diff, cells - 2, g)]
+    changed = made.diff.split("\n", 2)[-1]  # without the names of two files that are the same one
+    rows += [line(" ", *r) for r in diff_lines(changed, cells - 2, g)]
     rows += [BLANK, rule(_("what happens"), cells, g)]
     command = " ".join([made.spec.script, *made.spec.args])
     texts = [
