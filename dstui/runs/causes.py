@@ -123,6 +123,14 @@ _ALL = (
            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragments"),
     ),
     Cause(
+        "DR109", "gpu-oom-save", 1,
+        N_("the GPU ran out of memory while a checkpoint was saved"),
+        N_("`CUDA out of memory` below save_checkpoint or save_16bit_model"),
+        N_("with stage3_gather_16bit_weights_on_model_save all weights are gathered on one GPU, on top of what training holds"),
+        N_("set stage3_gather_16bit_weights_on_model_save to false and convert afterwards with zero_to_fp32.py; free the "
+           "cache before saving"),
+    ),
+    Cause(
         "DR201", "offload-needs-cpu-optimizer", 2,
         N_("the optimizer cannot work on offloaded states"),
         N_("DeepSpeed asks for DeepSpeedCPUAdam or zero_force_ds_cpu_optimizer"),

@@ -479,7 +479,7 @@ def _failures(case: _Case) -> list[Failure]:
         first_rank = next((e.values["rank"] for e in reversed(case.of("failed_rank"))), None)
     own = [f for f in real if f.rank is not None and f.rank == first_rank]
     pool = sorted(own or real or failures, key=lambda f: f.offset)
-    return [f for f in pool if f.rank == pool[0].rank]
+    return [f for f in pool if (f.rank, f.source) == (pool[0].rank, pool[0].source)]
 
 
 def _said(case: _Case) -> bool:
@@ -566,11 +566,23 @@ def _size(pattern: re.Pattern[str], text: str) -> int | None:
     return int(float(groups[0]) * unit)
 
 
+_SAVING = (
+    "save_checkpoint",
+    "save_16bit_model",
+    "_zero3_consolidated_16bit_state_dict",
+    "save_model",
+    "_save_checkpoint",
+)
+"""DeepSpeed's and the Trainer's ways into saving."""
+
+
 def oom_phase(failure: Failure) -> str:
-    """``init forward backward step other`` by the outermost telling frame of a traceback."""
+    """``init forward backward step save other`` by the outermost telling frame of a traceback."""
     for f in failure.frames:
         where, name = f.file, f.function
-        if "deepspeed" in where:
+        if name in _SAVING:
+            return "save"
+        if "/deepspeed/" in where:
             if name == "initialize" or (name == "__init__" and ("engine.py" in where or "/zero/" in where)):
                 return "init"
             if name == "step" or name == "_take_model_step":
@@ -579,7 +591,9 @@ def oom_phase(failure: Failure) -> str:
                 return "backward"
             if name == "forward":
                 return "forward"
-        if name in ("from_pretrained", "_load_pretrained_model", "load_state_dict"):
+        if "torch/nn/modules/module.py" in where and name in ("_call_impl", "_wrapped_call_impl"):
+            return "forward"
+        if name in ("from_pretrained", "load_checkpoint", "_load_pretrained_model", "load_state_dict"):
             return "init"
         if "torch/autograd" in where and name in ("backward", "_engine_run_backward"):
             return "backward"
@@ -790,6 +804,8 @@ def _gpu_oom(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list
     batch = repairs.micro_batch(case.config)
     if phase == "init" or (phase == "other" and not case.stepped):
         return Named("DR101", certainty, detail), [*memory, *fixes]
+    if phase == "save":
+        return Named("DR109", certainty, detail), [*repairs.saving(case.config), *fixes]
     if phase == "step":
         return Named("DR103", certainty, detail), [*memory, *fixes]
     return Named("DR102", certainty, detail), [*batch, *memory, *fixes]

@@ -86,6 +86,8 @@ class Failure:
     rank: int | None
     offset: int
     start: int
+    source: str = ""
+    """What a launcher or scheduler put before its lines: another one is another process."""
 
     @property
     def short(self) -> str:
@@ -274,7 +276,14 @@ class _Trace:
         while self.details and not self.details[-1].strip():
             self.details.pop()
         return Failure(
-            kind, message, tuple(self.details), tuple(self.frames[-60:]), self.rank, offset, self.start
+            kind,
+            message,
+            tuple(self.details),
+            tuple(self.frames[-60:]),
+            self.rank,
+            offset,
+            self.start,
+            _MOMENT.sub("", self.tag).strip(),
         )
 
 

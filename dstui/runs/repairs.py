@@ -192,6 +192,21 @@ def batch(config: Mapping[str, Any] | None, text: str) -> list[Repair]:
     ]
 
 
+def saving(config: Mapping[str, Any] | None) -> list[Repair]:
+    """Save the pieces of the ranks instead of gathering them on one GPU."""
+    for key in ("stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save"):
+        if has(config, f"/zero_optimization/{key}"):
+            edit = {"op": "replace", "path": f"/zero_optimization/{key}", "value": False}
+            return [
+                Repair(
+                    _("do not gather the weights on one GPU when saving"),
+                    (edit,),
+                    _("the 16-bit file is made afterwards: zero_to_fp32.py in the checkpoint's folder"),
+                )
+            ]
+    return []
+
+
 def nvme(config: Mapping[str, Any] | None) -> list[Repair]:
     fixes = []
     zero = (config or {}).get("zero_optimization")

@@ -176,6 +176,15 @@ def test_two_ranks_interleaved_behind_prefixes() -> None:
     assert found.cause is not None and "row 17" in found.cause.detail
 
 
+def test_the_first_failing_node_counts() -> None:
+    first = [f"host1: {x}" for x in (TRACE + "ValueError: row 17 is empty").splitlines()]
+    second = [f"host2: {x}" for x in (TRACE + "RuntimeError: No CUDA GPUs are available").splitlines()]
+    found = diagnose("\n".join([*first, *second]) + "\n", text=True)
+    assert found.cause is not None and "row 17" in found.cause.detail
+    found = diagnose("\n".join([*second, *first]) + "\n", text=True)
+    assert code(found) == "DR707"
+
+
 def test_a_destructors_complaint_is_no_cause() -> None:
     text = (
         "[rank0]: " + "\n[rank0]: ".join((TRACE + "RuntimeError: No CUDA GPUs are available").splitlines()) + "\n"
