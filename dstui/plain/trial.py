@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -120,7 +121,7 @@ def _tiny_gpt(spec: RunSpec) -> dict[str, Any]:
 def _follow(run: RunDir, steps: int) -> None:
     """Until it is over; a line on stderr whenever the phase or the step changes."""
     shown = ""
-    on_terminal = sys.stderr.isatty()
+    on_terminal = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     while store.state(run) in ("starting", "running", "stalled"):
         text = _progress(run, steps)
         if text != shown:

@@ -152,7 +152,7 @@ def test_the_trainer_under_torchrun(tmp_path: Path, config: Path, capfd: pytest.
         json.dumps(
             {
                 "train_micro_batch_size_per_gpu": "auto",
-                "gradient_accumulation_steps": "auto",
+                "gradient_accumulation_steps": 2,
                 "zero_optimization": {"stage": 3},
             }
         )
@@ -166,6 +166,16 @@ def test_the_trainer_under_torchrun(tmp_path: Path, config: Path, capfd: pytest.
     t = answer["training"]
     assert (t["loop"], t["micro_batch"], t["seq"], t["checkpointing"]) == ("hf", 3, 64, True)
     assert answer["model"]["params"] > 2e6 and answer["problem"] is None and answer["stored"]
+    # and whoever asks for this model, by its config.json, gets the measured answer
+    lines = (run.path / FOLDER / "rank-0.jsonl").read_text().splitlines()
+    (seen,) = [e for e in map(json.loads, lines) if e["event"] == "model"]
+    assert seen["ds_config"]["train_micro_batch_size_per_gpu"] == 3  # the Trainer's, for "auto"
+    (tmp_path / "config.json").write_text(json.dumps(seen["config"]))
+    _code, out, _err = dstui(
+        capfd, "estimate", str(config), "--model", str(tmp_path / "config.json"), "--seq", "64", "--micro-batch", "3",
+        "--loop", "hf", "--checkpointing", "--world-size", "2", "--json",
+    )  # fmt: skip
+    assert any(f"corrected by trial {run.id}" in a for a in json.loads(out)["assumptions"])
     assert not (tmp_path / "out").exists() or not list(
         (tmp_path / "out").glob("checkpoint-*")
     )  # nothing is saved
