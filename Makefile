@@ -58,6 +58,7 @@ monkey: setup-dev
 
 bench: setup-dev
 	$(BIN)/python tests/bench/bench.py
+	$(BIN)/python tests/bench/supervise.py
 
 locale: setup-dev
 	$(BIN)/python .ci/translate.py

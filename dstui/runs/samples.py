@@ -50,7 +50,7 @@ GPU_COLUMNS = (
     "nvlink_rx",
     "nvlink_tx",
 )
-HOST_COLUMNS = ("used", "capacity", "cgroup", "cpu", "shm")
+HOST_COLUMNS = ("used", "capacity", "cgroup", "cpu", "shm", "swap", "locked", "disk")
 RANK_COLUMNS = ("rank", "pid", "rss", "cpu", "helpers", "wait")
 _LARGEST = frozenset(
     {
@@ -61,6 +61,8 @@ _LARGEST = frozenset(
         "cgroup",
         "rss",
         "shm",
+        "swap",
+        "locked",
         "index",
         "rank",
         "pid",
@@ -126,13 +128,21 @@ class GpuUse:
 
 @dataclass(frozen=True)
 class HostUse:
-    """``capacity``: RAM, or the cgroup limit when that is tighter. ``cpu``: share of all usable cores."""
+    """``capacity``: RAM, or the cgroup limit when that is tighter. ``cpu``: share of all usable cores.
+
+    ``shm``: bytes in shared memory, /dev/shm included; ``swap``: swap in use; ``locked``: pages that ``mlock`` holds
+    (CUDA's pinned blocks are not among them, the kernel does not count those); ``disk``: bytes free where the run's
+    folder is.
+    """
 
     used: int | None = None
     capacity: int | None = None
     cgroup: int | None = None
     cpu: float | None = None
     shm: int | None = None
+    swap: int | None = None
+    locked: int | None = None
+    disk: int | None = None
 
 
 @dataclass(frozen=True)
@@ -454,10 +464,13 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
+_MEMORY = frozenset({b"MemTotal", b"MemAvailable", b"Shmem", b"SwapTotal", b"SwapFree", b"Mlocked"})
+
+
 class HostReader:
     """RAM, cgroup and CPU of this host. ``None`` where the kernel does not tell."""
 
-    def __init__(self, system: System | None = None) -> None:
+    def __init__(self, system: System | None = None, folder: Path | None = None) -> None:
         from dstui.facts.host import read_cgroup
 
         self._system = system or System()
@@ -466,6 +479,7 @@ class HostReader:
         self._version = group.version if group else 0
         self._limit = group.limit if group and group.limit and group.limit > 0 else None
         self._busy: tuple[int, int] | None = None
+        self._folder = folder
 
     def _number(self, name: str) -> int | None:
         if self._group is None:
@@ -494,7 +508,7 @@ class HostReader:
         try:
             for line in self._system.path("/proc/meminfo").read_bytes().splitlines():
                 name, _, rest = line.partition(b":")
-                if name in (b"MemTotal", b"MemAvailable", b"Shmem"):
+                if name in _MEMORY:
                     memory[name] = int(rest.split()[0]) * 1024
         except (OSError, ValueError, IndexError):
             pass
@@ -504,7 +518,26 @@ class HostReader:
         group = self._cgroup()
         if self._limit is not None and (total is None or self._limit < total):
             capacity, used = self._limit, group  # what the kernel compares before it kills
-        return HostUse(used=used, capacity=capacity, cgroup=group, cpu=self._cpu(), shm=memory.get(b"Shmem"))
+        swap = memory.get(b"SwapTotal"), memory.get(b"SwapFree")
+        return HostUse(
+            used=used,
+            capacity=capacity,
+            cgroup=group,
+            cpu=self._cpu(),
+            shm=memory.get(b"Shmem"),
+            swap=None if swap[0] is None or swap[1] is None else swap[0] - swap[1],
+            locked=memory.get(b"Mlocked"),
+            disk=self._disk(),
+        )
+
+    def _disk(self) -> int | None:
+        if self._folder is None:
+            return None
+        try:
+            s = os.statvfs(self._folder)
+        except OSError:
+            return None
+        return s.f_bavail * s.f_frsize
 
     def _cpu(self) -> float | None:
         try:
@@ -690,7 +723,7 @@ class Sampler:
         self.problem: str | None = None
         self.peaks = read_peaks(folder) or Peaks()
         self._members = Members()
-        self._host = HostReader()
+        self._host = HostReader(folder=folder)
         self._tiers = tuple(_Tier(folder, *tier) for tier in TIERS)
         self._high_read = 0.0
         self._ticks: dict[int, tuple[float, int]] = {}

@@ -36,7 +36,8 @@ def v2(root: Path, **more: str) -> System:
     files = {
         "/proc/self/cgroup": "0::/user.slice/user-1000.slice/job_7.scope/step_0\n",
         "/proc/self/mountinfo": f"30 1 0:30 / {CG} rw shared:1 - cgroup2 cgroup rw,nsdelegate,memory_recursiveprot\n",
-        "/proc/meminfo": f"MemTotal: {256 * GiB // 1024} kB\nMemAvailable: {180 * GiB // 1024} kB\nShmem: 2048 kB\n",
+        "/proc/meminfo": f"MemTotal: {256 * GiB // 1024} kB\nMemAvailable: {180 * GiB // 1024} kB\nShmem: 2048 kB\n"
+        "SwapTotal: 4096 kB\nSwapFree: 1024 kB\nMlocked: 512 kB\n",
         "/proc/stat": "cpu  100 0 100 700 100 0 0 0 0 0\ncpu0 1 1 1 1 1 1 1 0 0 0\n",
         "/proc/vmstat": "nr_free_pages 1\noom_kill 7\n",
         f"{CG}/cgroup.controllers": "cpuset cpu io memory pids\n",
@@ -60,7 +61,8 @@ def test_the_limit_of_the_job_is_the_run_s_memory(tmp_path: Path) -> None:
     host = HostReader(v2(tmp_path))
     use = host.read()
     assert (use.capacity, use.used, use.cgroup) == (64 * GiB, 52 * GiB, 52 * GiB)
-    assert use.shm == 2048 * 1024 and use.cpu is None
+    assert use.shm == 2048 * 1024 and use.cpu is None and use.disk is None
+    assert (use.swap, use.locked) == (3072 * 1024, 512 * 1024)
     (tmp_path / "proc/stat").write_text("cpu  200 0 200 1000 100 0 0 0 0 0\n")
     assert host.read().cpu == pytest.approx(200 / 500)
 
