@@ -396,6 +396,8 @@ def _killed(case: _Case) -> Iterator[_Finding]:
         return
     if code != -9 and not exits and not container and not log_137:
         return
+    if code is not None and code > 0 and _said(case):
+        return  # an exception came first; the kills are the launcher's
     evidence = [case.line(e.offset, e.text) for e in exits[:2]]
     kills = (case.exit or {}).get("oom_kills") or {}
     own, system = kills.get("cgroup"), kills.get("system")

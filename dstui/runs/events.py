@@ -178,7 +178,7 @@ _INIT = re.compile(
 )
 _READY = re.compile(r"\*{3,} Running training \*{3,}")
 _COLLECTIVE = re.compile(
-    r"Watchdog caught collective operation timeout|NCCL WARN|NCCL error|ncclRemoteError|ncclSystemError|"
+    r"Watchdog caught collective operation timeout|NCCL WARN (?!.*(?:libibverbs|[Pp]lugin|MSCCL|NUMA|cuMem))|NCCL error|ncclRemoteError|ncclSystemError|"
     r"ncclUnhandledCudaError|ncclInternalError|Some NCCL operations have failed or timed out|"
     r"Connection (?:closed by peer|reset by peer)|Gloo connectFullMesh failed|collective operation timeout"
 )

@@ -119,10 +119,9 @@ MESSAGES: tuple[Message, ...] = (
     _say("DR602", r"Current loss scale already at minimum", "already at minimum", weight=48),
     # environment: devices, launch, versions
     _say("DR717", r"uncorrectable (?:NVLink|ECC) error|CUDA error: (?:unspecified launch failure|an illegal instruction|hardware stack error)|"
-         r"GPU (?:is lost|has fallen off the bus)|NVRM: Xid|Unable to determine the device handle for GPU|"
-         r"CUBLAS_STATUS_INTERNAL_ERROR|misaligned address",
+         r"GPU (?:is lost|has fallen off the bus)|NVRM: Xid|Unable to determine the device handle for GPU",
          "uncorrectable", "unspecified launch", "illegal instruction", "hardware stack", "gpu is lost", "fallen off", "xid",
-         "device handle", "cublas_status_internal", "misaligned"),
+         "device handle"),
     _say("DR707", r"No CUDA GPUs are available|invalid device ordinal|no CUDA-capable device|driver version is insufficient|"
          r"Found no NVIDIA driver|NVIDIA driver on your system is too old|device >= 0 && device < num_gpus|"
          r"no kernel image is available|CUDA driver initialization failed|Torch not compiled with CUDA enabled|"
@@ -164,6 +163,10 @@ MESSAGES: tuple[Message, ...] = (
     _say("DR801", r"device-side assert triggered|index out of range in self|srcIndex < srcSelectDimSize|"
          r"`?t >= 0 && t < n_classes`?|vectorized_gather_kernel: .*index out of bounds",
          "device-side", "out of range in self", "srcindex", "n_classes", "out of bounds"),
+    _say("DR712", r"an illegal memory access was encountered|CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)|"
+         r"CUDNN_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)|CUDA error: misaligned address|double free or corruption|"
+         r"free\(\): invalid|corrupted size vs\. prev_size",
+         "illegal memory", "cublas_status", "cudnn_status", "misaligned", "double free", "free(): invalid", "corrupted size"),
     _say("DR802", r"DataLoader worker .*(?:killed by signal|exited unexpectedly)", "dataloader worker"),
     _say("DR804", r"Template \S+ does not exist|Undefined dataset \S+ in|Please set (?:the )?`?template`?|"
          r"tokenizer\.chat_template is not set|template_type.*(?:not in|not found|not exist)|"

@@ -157,6 +157,22 @@ def test_the_first_failing_rank_by_the_launchers_summary() -> None:
     assert found.cause is not None and "row 17" in found.cause.detail
 
 
+def test_kills_after_an_exception_are_the_launchers() -> None:
+    text = (
+        "".join(f"[rank0]: {x}\n" for x in (TRACE + "IndexError: index out of range in self").splitlines())
+        + "E1129 18:00:00.1 7 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: 1) local_rank: 0 (pid: 12) of binary: python\n"
+        + "  exitcode  : -9 (pid: 13)\n  traceback : Signal 9 (SIGKILL) received by PID 13\n"
+    )
+    assert says(text) == "DR801"
+
+
+def test_a_harmless_warning_of_nccl_explains_nothing() -> None:
+    end = "[2026-11-29 18:00:00,250] [ERROR] [launch.py:259:sigkill_handler] ['p', '--local_rank=0'] exits with return code = 3\n"
+    assert (
+        says("node1:1:1 [0] misc/ibvwrap.cc:63 NCCL WARN Failed to open libibverbs.so[.1]\n" + end) == "DR711"
+    )
+
+
 def test_a_peers_lost_connection_is_an_echo() -> None:
     lost = "torch.distributed.DistBackendError: [1] NCCL communicator was aborted on rank 0\n"
     gone = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.1]:4242\n"
@@ -260,6 +276,8 @@ def test_words_in_other_languages_do_no_harm() -> None:
         ("FileNotFoundError: [Errno 2] No such file or directory: '/mnt/x/zero_stage_3/float16params/rank0/0_param.tensor.swp'", "DR203"),
         ("AssertionError: no_sync context manager reentry is unsupported", "DR302"),
         ("host:1:2 [0] init.cc:521 NCCL WARN Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 40", "DR707"),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", "DR712"),
+        ("free(): invalid pointer", "DR712"),
         ("ValueError: Undefined dataset my_data in dataset_info.json.", "DR804"),
         ("train.py: error: unrecognized arguments: --local-rank=0", "DR713"),
         # environment
