@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from dstui.errors import DstuiError
 from dstui.i18n import _
-from dstui.runs.events import step_pattern
 from dstui.runs.hook import redacted
 
 ENGINES = ("plain", "hf", "llamafactory", "accelerate", "swift")
@@ -95,6 +94,8 @@ class RunSpec:
                 _("give a shorter one without control characters"),
             )
         if self.progress is not None:
+            from dstui.runs.events import step_pattern  # compiles every format that is known
+
             step_pattern(self.progress)
         if self.measure is not None and self.measure < 1:
             raise DstuiError(_("--steps {n}: at least 1").format(n=self.measure))
