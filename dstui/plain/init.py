@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,6 +18,7 @@ from dstui.facts.describe import facts_for
 from dstui.i18n import _
 from dstui.session import FIELDS, STEPS, FieldView, Session, Step
 from dstui.session.table import FieldSpec
+from dstui.units import gib
 
 _OWN_OPTION = {"facts_file", "output", "machine", "python"}
 """Fields whose option has another form here: --facts, -o, (by --gpus and --facts), --python for detection."""
@@ -297,20 +299,58 @@ def _finish(session: Session, args: argparse.Namespace, asks: bool) -> int:
         print(_("written: {path}").format(path=path))
         if backup is not None:
             print(_("backup: {path}").format(path=backup))
-        print(_verdict(session))
+        for text in _verdict(session, path, args.facts):
+            print(text)
         hint = _run_line(session, path)
         if hint:
             print(_("start it with: {command}").format(command=hint))
     return Exit.OK
 
 
-def _verdict(session: Session) -> str:
-    report = session.report()
-    if report.estimate is None:
-        return _("fit: unknown, no model was named")
+def _verdict(session: Session, path: Path, facts: str | None) -> Iterable[str]:
+    """The fit in a line, with its figures; where it is no ``fits``, the command that tells more."""
+    e = session.report().estimate
+    if e is None:
+        yield _("fit: unknown, no model was named")
+        return
     words = {"fits": _("fits"), "tight": _("tight"), "no": _("does not fit"), "unknown": _("unknown")}
-    line = _("fit: {verdict}").format(verdict=words[report.estimate.verdict])
-    return f"{line}; {report.estimate.reason}" if report.estimate.reason else line
+    parts = [_("fit: {verdict}").format(verdict=words[e.verdict])]
+    if e.verdict == "unknown" and e.reason:
+        parts.append(e.reason)
+    for where, span, there in (
+        (_("GPU"), e.gpu.device, e.gpu.capacity),
+        (_("host RAM"), e.host.peak, e.host.capacity),
+    ):
+        if e.verdict != "unknown" and span is not None and there is not None:
+            size = _("{used} of {all}").format(used=gib(span.expected), all=gib(there))
+            parts.append(f"{where} {size}")
+    yield ", ".join(parts)
+    line = _estimate_line(session, path, facts)
+    if e.verdict in ("tight", "no") and line:
+        yield _("why, and what would fit: {command}").format(command=line)
+
+
+def _estimate_line(session: Session, path: Path, facts: str | None) -> str:
+    """``dstui estimate`` asked the same; empty for the demo's model, which has no name."""
+    import shlex
+
+    def given(field: str) -> Any:
+        view = session.field(field)
+        return view.value if view.enabled else None
+
+    if not given("model"):
+        return ""
+    words = ["dstui", "estimate", str(path), "--model", str(given("model"))]
+    pairs = {"--gpus": "gpus", "--nodes": "nodes", "--ram": "ram", "--seq": "seq", "--attention": "attention"}
+    if given("method") in ("lora", "qlora"):
+        pairs["--lora-rank"] = "lora_rank"
+    for option, field in pairs.items():
+        if given(field) and (field, given(field)) != ("nodes", 1):
+            words += [option, str(given(field))]
+    words += ["--quant", "nf4"] if given("method") == "qlora" else []
+    words += ["--checkpointing" if given("checkpointing") else "--no-checkpointing"]
+    words += ["--facts", facts] if facts else []
+    return shlex.join(words)
 
 
 def _run_line(session: Session, path: Path) -> str:

@@ -128,7 +128,7 @@ def summary(r: FileReport) -> str:
         "newest": " " + _("(newest known)"),
     }.get(r.deepspeed_from, "")
     ranks = ngettext("{n} rank", "{n} ranks", r.world_size).format(n=r.world_size)
-    parts = [_verdict(r) + origin]
+    parts = [_verdict(r) + (origin if r.verdict is not None else "")]
     if r.verdict == "unknown" and any(f.code == "DS147" for f in r.findings):
         parts = [
             _("what DeepSpeed {release} gets depends on the training arguments").format(release=r.deepspeed)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -56,6 +58,20 @@ def test_yes_writes_and_reports(facts: str, capsys: pytest.CaptureFixture[str]) 
     assert written["zero_optimization"]["stage"] == 3
     assert "offload_param" not in written["zero_optimization"]
     assert answer["fields"]["offload"] == "optimizer"
+
+
+def test_what_does_not_fit_leads_to_the_estimate(facts: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--engine", "plain", "--model", "qwen2.5-7b", "--seq", "1024"]
+    assert cli.main(["init", "--yes", "--facts", facts, *asked, "--stage", "2"]) == 0
+    assert re.search(r"^fit: fits, GPU [\d.]+ GiB of 80\.0 GiB", capsys.readouterr().out, re.M)
+    assert cli.main(["init", "--yes", "--facts", facts, *asked, "--stage", "0", "-o", "b.json"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^fit: does not fit, GPU [\d.]+ GiB of 80\.0 GiB", out, re.M)
+    found = re.search(r"dstui (estimate .*)$", out, re.M)
+    assert found is not None
+    words = shlex.split(found.group(1))
+    assert words[words.index("--seq") + 1] == "1024" and words[words.index("--facts") + 1] == facts
+    assert cli.main(words) == 1  # the same answer: it does not fit
 
 
 def test_described_cards(facts: str, capsys: pytest.CaptureFixture[str]) -> None:
