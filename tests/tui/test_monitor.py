@@ -23,9 +23,11 @@ from dstui.tui.app import DstuiApp
 from dstui.tui.screens.monitor import MonitorScreen
 from dstui.tui.screens.presets import PresetEditor, PresetsScreen
 from dstui.tui.screens.runs import RunsScreen
-from dstui.tui.terminal import ASCII, UNICODE, Profile
+from dstui.tui.terminal import ASCII, UNICODE, Profile, notification
 from dstui.tui.text import line, line_width
+from dstui.tui.widgets.curves import CurvesPage, axis_of, columns_of, drawn
 from dstui.tui.widgets.dashboard import asleep, checkpoint_row, gpu_rows, overview, phase_rows
+from dstui.tui.widgets.health import health_page
 from dstui.tui.widgets.lines import changed_until, plain_text
 from dstui.tui.widgets.runpages import plan_page
 from dstui.tui.widgets.spark import chart, spark
@@ -574,3 +576,214 @@ async def test_broken_preset_is_repaired_in_the_editor(make_app: MakeApp) -> Non
         await walk.press("f3")
         await walk.settle()
         assert presets.load("hurt").problem is None
+
+
+# ---- lamps, curves, stacks, a fix that becomes a run
+
+
+def test_columns_stand_for_fixed_steps() -> None:
+    """A further step changes the last column only, until the page is full."""
+    curve = tuple((float(n), 100.0 - n) for n in range(1, 41))
+    axis = axis_of([curve, ()], 30)
+    assert axis is not None and axis.size == 2
+    before = columns_of(curve, axis)
+    longer = (*curve, (41.0, 59.0))
+    again = axis_of([longer], 30)
+    assert again is not None and again.size == 2
+    assert columns_of(longer, again)[:-1] == before[:-1]
+    assert axis_of([()], 30) is None
+    sparse = ((10.0, 1.0), (20.0, 2.0), (50.0, 3.0))
+    shared = axis_of([curve, sparse], 30)
+    assert shared is not None
+    shown = columns_of(sparse, shared)
+    assert shown[0] is None and shown[-1] == 3.0 and None not in shown[shared.column(10.0) :]
+    rows = drawn([None, 1.0, 2.0, 3.0], 2, "12345678")
+    assert [r[:1] for r in rows] == [" ", " "] and rows[0][-1] == "8"
+
+
+@pytest.mark.parametrize("language", ["en", "zh_CN"])
+@pytest.mark.parametrize(("cells", "height"), [(80, 21), (60, 12), (120, 37), (200, 57)])
+def test_pages_of_curves_and_lamps_fit(cells: int, height: int, language: str) -> None:
+    run = ticked(8)
+    run.log("step 12 loss nan", "step 12 loss nan")
+    shot = RunView(run.run).poll()
+    i18n.set_language(language)
+    for glyphs in (UNICODE, ASCII):
+        rows = CurvesPage().rows(shot, cells, height, glyphs)
+        assert len(rows) <= max(height, 20)
+        for page in (rows, health_page(shot, cells, glyphs)):
+            assert max(line_width(r) for r in page) <= cells, plain_text(page)
+        if glyphs is ASCII and language == "en":
+            assert plain_text(rows).isascii()
+
+
+def test_only_two_curves_are_drawn_anew_at_once() -> None:
+    run = FakeRun(2, now=time.time() - 40)
+    view, page = RunView(run.run, clock=lambda: run.now), CurvesPage()
+    before: list[str] = []
+    for n in range(30):
+        run.tick()
+        text = plain_text(page.rows(view.poll(), 80, 21, UNICODE))
+        charts = [row.partition("│")[2] for row in text.splitlines()]
+        blocks = [charts[4 * i : 4 * i + 3] for i in range(5)]
+        if n > 2:
+            old = [before[4 * i : 4 * i + 3] for i in range(5)]
+            assert sum(a != b for a, b in zip(blocks, old, strict=True)) <= 2
+        before = charts
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_lamps_and_alerts_by_keys(make_app: MakeApp, size: tuple[int, int]) -> None:
+    run = ticked()
+    async with opened(make_app(watch=run.id), size) as walk:
+        text = await until(walk, "tokens/s")
+        assert "✓ 1 stage" in text and "? 5 comm" in text
+        run.log("step 13 loss nan", "step 13 loss nan")
+        assert "! the loss is NaN since step 13 (2 reports)" in await until(walk, "the loss is NaN")
+        await walk.press("k")
+        text = await until(walk, "accumulation boundary")
+        assert "held 7" in text and 'switch on "wall_clock_breakdown": true' in text
+        assert "dstui explain DR601" in text
+        await walk.press("o", "4")
+        await until(walk, "▸✓ 4 pinned memory and host RAM")
+        await walk.press("m")
+        assert "step 1 to" in await until(walk, "grad norm")
+        await walk.press("m")
+        assert monitor(walk).view_name == "overview"
+
+
+async def test_fix_becomes_a_run(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    run = ticked(2)
+    own = tmp_path / "ds_config.json"
+    own.write_text('{\n  // mine\n  "zero_optimization": {"stage": 3}\n}\n')
+    manifest = run.run.manifest
+    spec = {"script": "train.py", "args": ["--ds", "{config}"], "engine": "plain", "devices": ["0", "1"]}
+    config = {**(manifest.get("config") or {}), "source": str(own)}
+    store.write_json(
+        run.run.manifest_path, {**manifest, "spec": spec, "cwd": str(tmp_path), "config": config}
+    )
+    started: list[Any] = []
+    other = ticked(0, name="second", ticks=5)
+
+    def start(spec: Any, facts: Any, **_more: Any) -> Any:
+        started.append((spec, facts))
+        return other.run
+
+    monkeypatch.setattr("dstui.runs.start.start", start)
+    run.log(*OOM.splitlines())
+    run.end("failed", code=1, rank_code=1)
+    async with opened(make_app(watch=run.id)) as walk:
+        await until(walk, "F failed")
+        await walk.press("d")
+        await until(walk, "what to do")
+        found = monitor(walk)._diagnosis
+        assert found is not None
+        n = next(i for i, fix in enumerate(found.fixes, 1) if "offload the optimizer" in fix.title)
+        await walk.press(str(n))
+        text = await until(walk, "Enter start a new run")
+        assert '+    "offload_optimizer": {' in text and "---" not in text
+        assert started == [] and "// mine" in own.read_text()
+        await walk.press("w", "w")
+        await until(walk, "written: ")
+        assert "// mine" in own.read_text() and "offload_optimizer" in own.read_text()
+        assert (tmp_path / "ds_config.json.bak").read_text().count("offload") == 0
+        await walk.press("enter")
+        await until(walk, "step 5/500")
+        assert len(started) == 1
+        assert started[0][0].args == ("--ds", "{config}") and started[0][0].devices == ("0", "1")
+        assert json.loads(started[0][0].config_text)["zero_optimization"]["offload_optimizer"] == {
+            "device": "cpu"
+        }
+        assert "offload_optimizer" not in run.run.config_path.read_text()
+
+
+async def test_change_that_is_not_in_the_config_is_said(make_app: MakeApp) -> None:
+    run = ticked(2)
+    run.log(*OOM.splitlines())
+    run.end("failed", code=1, rank_code=1)
+    async with opened(make_app(watch=run.id)) as walk:
+        await until(walk, "F failed")
+        await walk.press("d")
+        await until(walk, "what to do")
+        found = monitor(walk)._diagnosis
+        assert found is not None
+        plain = next((i for i, fix in enumerate(found.fixes, 1) if not fix.edits), None)
+        if plain is not None:
+            await walk.press(str(plain))
+            await until(walk, "is not one of the config")
+        await walk.press("9", "enter", "w")
+        assert monitor(walk).view_name == "diagnosis"
+
+
+async def test_stacks_say_why_there_are_none(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = ticked(0)
+    async with opened(make_app(watch=run.id)) as walk:
+        await until(walk, "tokens/s")
+        await walk.press("y")  # the ranks' pid is the test's own, whose environment names no run
+        await until(walk, "no rank of the run is alive here")
+        monkeypatch.setattr("dstui.runs.processes.environment", lambda _pid: {"DSTUI_RUN_ID": run.id})
+        monkeypatch.setattr("dstui.runs.stacks.find_tool", lambda _python: None)
+        await walk.press("y")
+        assert "pip install py-spy" in await until(walk, "py-spy is not installed")
+        run.end()
+        await walk.press("o")
+        await until(walk, "D finished")
+        await walk.press("y")
+        await until(walk, "no rank is alive")
+
+
+async def test_replay_by_keys(make_app: MakeApp) -> None:
+    run = FakeRun(2, now=time.time() - 120)
+    manifest = {**run.run.manifest, "started_at": run.now}
+    store.write_json(run.run.manifest_path, manifest)
+    for _n in range(100):
+        run.tick()
+    run.end()
+    async with opened(make_app(watch=run.id)) as walk:
+        await until(walk, "D finished")
+        await walk.press("plus")  # no replay: nothing happens
+        await walk.press("r")
+        text = await until(walk, "replay x10")
+        assert "s stop" not in text and "a replay:" in text
+        await walk.press("s")
+        await until(walk, "there is nothing to stop")
+        await walk.press("plus", "plus", "plus", "plus", "plus")
+        await until(walk, "100 %", 20)
+        await until(walk, "D finished")
+        await walk.press("r")
+        await until(walk, "R running")
+        await walk.press("minus")
+        await until(walk, "replay x")
+        await walk.press("ctrl+r")
+        await until(walk, "100/500")
+        await walk.press("r")
+        await until(walk, "replay x10")
+
+
+async def test_hidden_monitor_still_tells_of_the_end(
+    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = ticked(2)
+    told: list[str] = []
+    monkeypatch.setattr(DstuiApp, "notify_person", lambda _self, text: told.append(text))
+    monkeypatch.setattr("dstui.tui.screens.monitor.OVER_TICK", 0.2)
+    async with opened(make_app(watch=run.id)) as walk:
+        await until(walk, "tokens/s")
+        await walk.press("ctrl+e")
+        await until(walk, "title")
+        run.log(*OOM.splitlines())
+        run.end("failed", code=1, rank_code=1)
+        end = time.monotonic() + 10
+        while not told and time.monotonic() < end:
+            await walk.pilot.pause(0.05)
+        assert told == ["run llama-8b: failed DR103 gpu-oom-step"]
+        await walk.pilot.pause(1.0)
+        assert len(told) == 1
+
+
+def test_notification_knows_the_terminal() -> None:
+    assert notification("run x: failed", {"TERM": "xterm"}) == "\a\x1b]9;dstui: run x: failed\a"
+    assert notification("x", {"TERM": "linux"}) == "\a"
+    assert notification("x", {"TERM": "tmux", "TMUX": "/t,1,0"}) == "\a\x1bPtmux;\x1b\x1b]9;dstui: x\a\x1b\\"
+    assert notification("x", {"TERM": "screen", "STY": "1.a"}) == "\a\x1bP\x1b]9;dstui: x\a\x1b\\"
+    assert "\x1b[" not in notification("evil \x1b[2J", {"TERM": "xterm"})

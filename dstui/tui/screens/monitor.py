@@ -693,7 +693,7 @@ class MonitorScreen(BaseScreen):
             return write_source(made)
 
         self.dstui.jobs.run(
-            "write-source", work, lambda path: self._tell(_("written: {path}").format(path=path))
+            "write-source", work, lambda path: self._tell(_("written: {path}").format(path=path.name))
         )
 
     def _scroller(self) -> LineView | None:
