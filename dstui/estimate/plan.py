@@ -224,7 +224,23 @@ def _reject(name: str, e: Estimate) -> Rejected:
 def _refused(search: Search, s: Setup, e: Estimate) -> Rejected:
     name = placement_name(s.placement)
     text = search.objection(s) if e.verdict in ("fits", "tight") else None
-    return _reject(name, e) if text is None else Rejected(name, text)
+    if text is not None:
+        return Rejected(name, text)
+    found = _reject(name, e)
+    if found.where == "gpu" and e.verdict == "tight" and _expandable_helps(search, s):
+        return replace(found, reason=found.reason + "; " + _expandable_note())
+    return found
+
+
+def _expandable_helps(search: Search, s: Setup) -> bool:
+    """Whether it fits where memory that is given back is not left in pieces."""
+    return not search.training.expandable and search.fit(s, expandable=True).verdict == "fits"
+
+
+def _expandable_note() -> str:
+    return _("with {name} in the environment it fits").format(
+        name="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    )
 
 
 def _answer(search: Search, found: Found, setup: Setup, over: list[tuple[Setup, Estimate]]) -> Plan:
@@ -268,10 +284,8 @@ def _answer(search: Search, found: Found, setup: Setup, over: list[tuple[Setup, 
 
 def _tight_choice(search: Search, s: Setup, e: Estimate) -> Choice:
     text = e.reason or _("it fits as expected, not at the upper end of the range")
-    if not search.training.expandable and e.gpu.capacity is not None:
-        name = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-        if search.fit(s, expandable=True).verdict == "fits":
-            text += "; " + _("with {name} in the environment it fits").format(name=name)
+    if e.gpu.capacity is not None and _expandable_helps(search, s):
+        text += "; " + _expandable_note()
     return Choice("tight", True, text)
 
 
