@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 import sys
 import threading
+from pathlib import Path
 
 from dstui.facts.model import Facts
 from dstui.i18n import _
@@ -32,8 +35,16 @@ def run_app(profile: Profile, *, file: str | None, facts: str | None, watch: str
     app = DstuiApp(profile, facts=known, document=document, watch=watch)
     app.run(mouse=False)
     for run_id in app.live_runs():
-        _tell(_("The run {id} goes on. Join it with: dstui watch {id}").format(id=run_id))
+        _tell(_("The run {id} goes on. Join it with: {command}").format(id=run_id, command=_watch(run_id)))
     return app.return_code or 0
+
+
+def _watch(run_id: str) -> str:
+    """The command that joins the run from this shell; ``dstui`` may be in an environment that is not on PATH."""
+    script = Path(sys.executable).with_name("dstui")
+    known = shutil.which("dstui") is not None
+    words = ["dstui"] if known else [str(script)] if script.exists() else [sys.executable, "-m", "dstui"]
+    return shlex.join([*words, "watch", run_id])
 
 
 def _adopt() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from dstui.estimate.result import Binds, Change, Estimate, GpuFit, HostFit, Phase, Range
 from dstui.rules.diagnostic import Finding, Severity
 from dstui.session.model import Batch, Report
-from dstui.tui import text
+from dstui.tui import entry, text
 from dstui.tui.terminal import ASCII, UNICODE
 from dstui.tui.widgets import panel
 from dstui.tui.widgets.lines import _merged, plain_text
@@ -162,3 +164,17 @@ def test_status_counts_what_the_page_lists() -> None:
         assert sum(row[:2] in ("! ", "E ", "I ", "W ") for row in rows) == panel.count(report)
     assert "1 I" in plain_text([panel.status_line(_report(findings=(info,)), 100, UNICODE)])
     assert "no findings" in plain_text([panel.status_line(_report(findings=()), 100, UNICODE)])
+
+
+def test_the_command_that_joins_a_run_works_in_this_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``make run`` opens dstui in an environment that is not on PATH."""
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert entry._watch("abc") == f"{tmp_path}/python -m dstui watch abc"
+    (tmp_path / "dstui").touch(0o755)
+    assert entry._watch("abc") == f"{tmp_path}/dstui watch abc"
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "dstui").touch(0o755)
+    assert entry._watch("abc") == "dstui watch abc"

@@ -43,7 +43,7 @@ def shown_curves(shot: Snapshot) -> tuple[Shown, ...]:
         speeds = tuple((x, shot.batch / y) for x, y in shot.step_times if y > 0)
         value = shot.samples_per_second
     name = _("tokens/s") if unit == "tokens" else _("samples/s")
-    silent = _("the log does not tell it")
+    silent = _("the log does not tell it") if shot.step else _("no step yet")
     return (
         Shown(_("loss"), "?" if shot.loss is None else f"{shot.loss:.4f}", shot.losses, silent),
         Shown(_("lr"), "?" if shot.lr is None else f"{shot.lr:.3g}", shot.lrs, silent),
