@@ -291,7 +291,17 @@ def render(shot: Snapshot) -> str:
     return "\n".join(lines)
 
 
-CURVES = ("losses", "lrs", "step_times", "grad_norms", "speeds", "utilisation", "log", "prediction")
+CURVES = (
+    "losses",
+    "lrs",
+    "step_times",
+    "grad_norms",
+    "speeds",
+    "speed_unit",
+    "utilisation",
+    "log",
+    "prediction",
+)
 """Fields of a Snapshot that are too long for a line."""
 
 
