@@ -87,6 +87,7 @@ def failed(code: int, rank: int = 1, **more: Any) -> dict[str, Any]:
         ("shm", "DR403", 4),
         ("unequal", "DR501", 5),
         ("torchrun", "DR710", None),
+        ("hf-mismatch", "DR705", 3),
         ("accelerate", "DR710", None),
         ("torchrun-kill", "DR401", 4),
         ("files", "DR716", None),
