@@ -35,16 +35,18 @@ def workspace(capability: tuple[int, int] | None) -> int:
 
 
 def overhead(capability: tuple[int, int] | None, ranks: int, stage: int) -> Range:
-    """Device bytes beside PyTorch's reserve, the driver's own share included.
+    """Device bytes beside PyTorch's reserve, the driver's own share included. Of a card that is not known, the range
+    is that of all.
 
     H200: 1.90 GiB for one rank (0.5-0.6 of them the idle card's), + 0.47 with NCCL between two ranks, + 0.28
     to 0.38 at stage 3, which opens further streams and kernels. More ranks open more channels: 0.69 GiB are
     reported for 4 A100 and 1.06 GiB for 8 H100 (NVIDIA/nccl issues 964 and 1685).
     """
-    measured = capability is None or capability[0] >= 9
-    base = 1.90 if measured else 1.10
+    measured = capability is not None and capability[0] >= 9
+    base = 1.90 if capability is None or measured else 1.10
     nccl = 0.0 if ranks == 1 else 0.47 if ranks == 2 else 0.69 if ranks <= 4 else 1.06
     extra = 0.0 if stage < 3 else 0.33
-    low = (base - (0.7 if measured else 0.5)) + 0.6 * nccl + 0.5 * extra
-    high = base + (0.25 if measured else 1.0) + (1.5 * nccl) + extra * 1.3
+    less, more = (1.3, 0.4) if capability is None else (0.7, 0.25) if measured else (0.5, 1.0)
+    low = (base - less) + 0.6 * nccl + 0.5 * extra
+    high = base + more + (1.5 * nccl) + extra * 1.3
     return Range(round(low * GiB), round((base + nccl + extra) * GiB), round(high * GiB))

@@ -133,6 +133,10 @@ def placed(config_data: Mapping[str, Any], stage: int, optimizer: str, param: st
     return data
 
 
+_LEAST_CARD, _LEAST_HOST, _MOST = 1 << 28, 1 << 27, 1 << 46
+"""Bytes between which a card's memory and a host's can lie: 256 and 128 MiB, 64 TiB."""
+
+
 class _Machine:
     """Capacities out of the facts."""
 
@@ -151,14 +155,16 @@ class _Machine:
             self.ranks_per_node = -(-self.ranks // self.nodes)
         used = list(facts.gpus or ())[: self.ranks_per_node]
         self.capability = used[0].compute_capability if used else None
-        free = [g.memory_free if g.memory_free is not None else g.memory_total for g in used]
-        sizes = [n for n in free if n is not None]
-        self.gpu_capacity = min(sizes) if sizes and len(sizes) == len(free) else None
+        self.notes: list[str] = []
+        sizes = [n for g in used if (n := self._card(g)) is not None]
+        self.gpu_capacity = min(sizes) if sizes and len(sizes) == len(used) else None
         host = facts.host
-        self.host_capacity = host.memory_free if host.memory_free is not None else host.memory_capacity
+        left = [n for n in (host.memory_free, host.memory_capacity) if n is not None]
+        free_ram = self._plausible(_("host RAM"), host.ram_available, host.ram_total, _LEAST_HOST)
+        known = free_ram is not None or host.ram_available is None
+        self.host_capacity = min(left) if left and known else None
         places = [s.free for s in facts.storage if s.free is not None and s.writable is not False]
         self.nvme_capacity = max(places) if places else None
-        self.notes: list[str] = []
         for g in used:
             if g.memory_total is None or g.memory_free is None:
                 continue
@@ -169,6 +175,25 @@ class _Machine:
                         index=g.index, taken=gib(taken)
                     )
                 )
+
+    def _card(self, g: Gpu) -> int | None:
+        """What is free on a card; None when that is not known, or cannot be."""
+        free = g.memory_free if g.memory_free is not None else g.memory_total
+        total = g.memory_total if g.memory_total is not None else g.memory_free
+        return self._plausible(_("GPU {index}").format(index=g.index), free, total, _LEAST_CARD)
+
+    def _plausible(self, name: str, free: int | None, total: int | None, least: int) -> int | None:
+        """``free`` bytes, unless the two figures cannot be those of a machine: then None, and it is said."""
+        if free is None or total is None:
+            return free
+        if 0 <= free <= total and least <= total <= _MOST:
+            return free
+        self.notes.append(
+            _("{name}: {free} free of {total} cannot be right, and is not used").format(
+                name=name, free=gib(free), total=gib(total)
+            )
+        )
+        return None
 
 
 @lru_cache(maxsize=1)

@@ -24,6 +24,8 @@ _MOMENTS: dict[str, int] = {
     "adam": 8, "lion": 4, "sgd": 0, "momentum": 4, "adagrad": 4, "muon": 2, "other": 8,
 }  # fmt: skip
 """Bytes of optimizer state a parameter beside the fp32 copy."""
+_MOST = 100_000_000
+"""Of tokens, rows, groups: more is a slip of the keyboard."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,19 @@ def read_settings(
     ``HfTrainerDeepSpeedConfig.trainer_config_finalize``): buckets from the hidden size, batch from the script.
     Raises DstuiError where a value cannot be a setting at all.
     """
+    for name, least in (
+        ("seq", 1),
+        ("micro_batch", 1),
+        ("param_groups", 1),
+        ("sequence_parallel", 1),
+        ("lora_rank", 0),
+    ):
+        value = getattr(training, name)
+        if value is not None and not least <= value <= _MOST:
+            raise DstuiError(
+                _("'{key}' must be a number, found {value!r}").format(key=name, value=value),
+                _("give a number from {least} on").format(least=least),
+            )
     settings, assumptions = _Reader(
         config, training, shape, release_tuple(release), ranks, ranks_per_node
     ).read()
