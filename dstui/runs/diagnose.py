@@ -38,6 +38,8 @@ TAIL = 4 << 20
 """A larger log is read at its beginning and its end."""
 SURVIVED = 3
 """Steps after a traceback from which on it is no cause: more than the ranks' buffers can hold back."""
+BUFFER = 1 << 14
+"""Python holds back 8 KiB of a redirected stdout: steps that are printed after a traceback may be older than it."""
 COUNT_LINES = 256 << 20
 """Line numbers are counted up to this offset; beyond it the line is null."""
 
@@ -121,7 +123,17 @@ class _Case:
     @property
     def failures(self) -> list[Failure]:
         """Tracebacks, without those after which training went on."""
-        return [e.values["failure"] for e in self.events if e.kind == "error" and not self.survived(e.offset)]
+        return [
+            f
+            for e in self.events
+            if e.kind == "error"
+            for f in (e.values["failure"],)
+            if not (self.survived(f.offset) and (_caught(f) or self._far_behind(f.offset)))
+        ]
+
+    def _far_behind(self, offset: int) -> bool:
+        """Whether more was written after this place than a process that ends can still have had in its buffer."""
+        return bool(self.steps) and self.steps[-1] - offset > BUFFER  # type: ignore[index]
 
     def survived(self, offset: int) -> bool:
         """Whether training went on after what the log says here: it was caught, or no failure at all."""
@@ -459,6 +471,14 @@ _SECONDARY = re.compile(
     re.IGNORECASE,
 )
 """What a rank says when a peer is gone: the effect of a failure elsewhere."""
+
+
+def _caught(f: Failure) -> bool:
+    """Whether somebody printed this traceback and went on: it begins where it was caught, not at the main module.
+    torch's prefix of the rank is put only before what nobody caught."""
+    if f.rank is not None and "rank" in f.source:
+        return False
+    return not f.frames or f.frames[0].function not in ("<module>", "_run_module_as_main")
 
 
 _WRAPPERS = ("ChildFailedError", "SystemExit", "KeyboardInterrupt", "SignalException", "CalledProcessError",

@@ -62,6 +62,8 @@ def says(text: str) -> str | None:
 
 STEPS = "".join(f"step {i} loss {2.5 - i / 100:.4f} lr 0.0001\n" for i in range(20))
 TRACE = 'Traceback (most recent call last):\n  File "/home/ann/train.py", line 88, in <module>\n    main()\n'
+CAUGHT = 'Traceback (most recent call last):\n  File "/home/ann/train.py", line 31, in attempt\n    tracker.send(row)\n'
+"""As logging.exception prints it: from the frame that caught it on."""
 
 
 @pytest.mark.parametrize(
@@ -82,8 +84,8 @@ TRACE = 'Traceback (most recent call last):\n  File "/home/ann/train.py", line 8
         "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768\n",
         "tried to get lr value before scheduler/optimizer started stepping, returning lr=0\n",
         "Using /root/.cache/torch_extensions/py311_cu130 as PyTorch extensions root...\n",
-        TRACE + "requests.exceptions.ConnectionError: no tracking server, going on without\n",
-        TRACE
+        CAUGHT + "requests.exceptions.ConnectionError: no tracking server, going on without\n",
+        CAUGHT
         + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. (caught: batch 8 -> 4)\n",
         "wandb: Network error (ConnectionError), entering retry loop.\n",
         "Some weights of the model were not initialized from the checkpoint and are newly initialized\n",
@@ -108,9 +110,19 @@ def test_zero_loss_of_a_policy_is_healthy() -> None:
 
 
 def test_an_exception_that_was_survived_is_not_the_cause_of_the_end() -> None:
-    early = TRACE + "ConnectionError: no tracking server\n"
+    early = CAUGHT + "ConnectionError: no tracking server\n"
     late = TRACE + "OSError: [Errno 28] No space left on device\n"
     assert says(early + STEPS + late) == "DR901"
+    assert says(TRACE + "KeyError: 'labels'\n" + STEPS * 30) is None  # far more than a buffer holds
+
+
+def test_steps_that_a_buffer_held_back_do_not_hide_the_exception() -> None:
+    """`python train.py > log 2>&1`: stdout is flushed at the end, after the traceback."""
+    assert says(STEPS + TRACE + "OSError: [Errno 28] No space left on device\n" + STEPS) == "DR901"
+    ranked = "".join(
+        f"[rank0]: {x}\n" for x in (TRACE + "IndexError: index out of range in self").splitlines()
+    )
+    assert says(STEPS + ranked + STEPS) == "DR801"
 
 
 def test_a_failure_after_the_last_line_of_the_trainer() -> None:
