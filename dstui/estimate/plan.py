@@ -418,7 +418,7 @@ def _pin_choice(s: Setup, e: Estimate) -> Choice:
             "the optimizer is pinned, the parameters are not: rounded to powers of two both need too much; {host}"
         )
     else:
-        text = _("off: pinned blocks are rounded to powers of two, which this RAM cannot hold; {host}")
+        text = _("pinned blocks are rounded to powers of two, which this RAM cannot hold; {host}")
     return Choice("pin_memory", all(pins), text.format(host=host))
 
 

@@ -177,12 +177,9 @@ def render(answer: Plan) -> list[str]:
     if answer.choices:
         lines += ["", _("Chosen")]
         for c in answer.choices:
-            value = (
-                {True: _("on"), False: _("off")}.get(c.value, c.value)
-                if isinstance(c.value, bool)
-                else c.value
-            )
-            lines += wrap(f"{c.what} {value}: {c.reason}", WIDTH, "  ", "    ")
+            value = (_("on") if c.value else _("off")) if isinstance(c.value, bool) else c.value
+            name = c.what if c.what == "tight" else f"{c.what} {value}"
+            lines += wrap(f"{name}: {c.reason}", WIDTH, "  ", "    ")
     if answer.rejected:
         lines += ["", _("Rejected")]
         for r in answer.rejected:
