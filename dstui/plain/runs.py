@@ -114,7 +114,7 @@ def table(rows: list[dict[str, Any]], now: float | None = None) -> str:
         living = row["state"] in ("starting", "running", "stalled")
         end = now if living else row["ended_at"]
         name = row["name"] or (PurePath(row["script"]).name if row["script"] else row["problem"] or "")
-        if row["kind"] == "trial" and name != "trial":
+        if row.get("kind") == "trial" and name != "trial":
             name += " " + _("(trial)")
         lines.append(
             (
