@@ -562,7 +562,7 @@ def _user_frame(failure: Failure) -> tuple[str, int, str] | None:
     return None
 
 
-_OOM = re.compile(r"CUDA out of memory|HIP out of memory|NPU out of memory")
+_OOM = re.compile(r"CUBLAS_STATUS_ALLOC_FAILED|CUDA out of memory|HIP out of memory|NPU out of memory")
 _TRIED = re.compile(r"Tried to allocate ([\d.]+) (MiB|GiB|KiB|bytes)")
 _CAPACITY = re.compile(r"total capacity of ([\d.]+) GiB|; ([\d.]+) GiB total capacity")
 _MINE = re.compile(r"this process has ([\d.]+) (GiB|MiB) memory in use")
@@ -797,6 +797,8 @@ def _gpu_oom(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list
     detail = _("{tried} more were asked for, the card has {capacity}").format(
         tried=gib(tried), capacity=gib(capacity)
     )
+    if tried is None or capacity is None:
+        detail = _first_line(text)
     if f.rank is not None:
         detail = _("rank {rank}: ").format(rank=f.rank) + detail
     if (
@@ -1046,7 +1048,7 @@ def _builds(case: _Case) -> Iterator[_Finding]:
 
 
 def _numerics(case: _Case) -> Iterator[_Finding]:
-    losses = [e for e in case.of("step") if e.values.get("loss") is not None]
+    losses = [e for e in case.events if e.kind in ("step", "progress") and e.values.get("loss") is not None]
     bad = [e for e in losses if not _sound(e)]
     together = losses[-1:] if losses and _zero_and_nan(losses[-1]) else []
     if (len(bad) >= 2 and losses and not _sound(losses[-1])) or together:
@@ -1253,6 +1255,13 @@ def _vanished(case: _Case) -> Iterator[_Finding]:
             weight=15,
         )
     last = [line for line in case.tail if line.text.strip()][-3:]
+    if last and last[-1].text.strip() == "Killed":
+        yield _Finding(
+            Named("DR401", "possible", _("the shell says that a process was killed")),
+            (case.line(last[-1].offset, last[-1].text),),
+            tuple(repairs.host_memory(case.config)),
+            weight=16,
+        )
     for line in last:
         if re.search(r"as PyTorch extensions root\.\.\.|Detected CUDA files, patching ldflags", line.text):
             yield _Finding(

@@ -180,8 +180,10 @@ _READY = re.compile(r"\*{3,} Running training \*{3,}")
 _COLLECTIVE = re.compile(
     r"Watchdog caught collective operation timeout|NCCL WARN (?!.*(?:libibverbs|[Pp]lugin|MSCCL|NUMA|cuMem))|NCCL error|ncclRemoteError|ncclSystemError|"
     r"ncclUnhandledCudaError|ncclInternalError|Some NCCL operations have failed or timed out|"
-    r"Connection (?:closed by peer|reset by peer)|Gloo connectFullMesh failed|collective operation timeout"
+    r"Connection (?:closed by peer|reset by peer)|Gloo connectFullMesh failed|collective operation timeout|due to collective timeout|failure detected by watchdog|"
+    r"watchdog got stuck for|failed to pass monitoredBarrier"
 )
+_TIMED_OUT = re.compile(r"timeout|timed out|watchdog|monitoredBarrier")
 _TRACEBACK = re.compile(r"^(.*?)(?:Original )?Traceback \(most recent call last\):\s*$")
 _BOXED = re.compile(r"^(.*?)[╭┌+][─-]+ Traceback \(most recent call last\) [─-]+[╮┐+]\s*$")
 """Tracebacks as rich draws them: accelerate to 0.25, Lightning, typer."""
@@ -201,7 +203,7 @@ _AFTER = re.compile(
 _TRIGGER = re.compile(
     r"step|loss|pinned across|time \(ms\)|MA \d|\d%\||OVERFLOW|cache flushes|spawned|exits |Killing sub|exitcode|world_size=|extension|"
     r"built successfully|op: |^\[\d+/\d+\]|^ninja|oading|etching|DeepSpeed|ZeRO stage|is created|groups summary|"
-    r"Tried to allocate|ALLOC_FAILED|TorchBackend|Running training|NCCL|nccl|Gloo|collective|Connection|Traceback|out of memory|OutOfMemory|SIGTERM|"
+    r"Tried to allocate|ALLOC_FAILED|TorchBackend|Running training|NCCL|nccl|Gloo|collective|monitoredBarrier|Connection|Traceback|out of memory|OutOfMemory|SIGTERM|"
     r"SIGINT|cmd = |iter|return code|signal SIG|Signals\.SIG|^\s*rank +: |Exception ignored",
     re.IGNORECASE,
 )
@@ -702,7 +704,7 @@ _SIMPLE: tuple[tuple[re.Pattern[str], Any], ...] = (
     (_WORLD, lambda m, b: ("world", {"size": int(m.group(1))})),
     (re.compile(r"^cmd = "), lambda m, b: ("command", {})),
     (re.compile(r"Main process received SIG(?:TERM|INT)"), lambda m, b: ("signal", {})),
-    (_COLLECTIVE, lambda m, b: ("collective", {"timeout": "timeout" in b})),
+    (_COLLECTIVE, lambda m, b: ("collective", {"timeout": _TIMED_OUT.search(b) is not None})),
     (_OOM, lambda m, b: ("oom", {})),
     (_OPS, _ops),
     (_READY, lambda m, b: ("ready", {})),

@@ -93,7 +93,7 @@ MESSAGES: tuple[Message, ...] = (
          r"failed to (?:pin|page-lock)|pin_memory\(torch\.empty",
          "page-lock", "mlock", "ibv_reg_mr", "pin_memory", "cudahost", "failed to pin"),
     _say("DR403", r"insufficient shared memory \(shm\)|out of shared memory\. ?Please|workers are out of shared memory|"
-         r"posix_fallocate failed : No space left|(?:Bus error|SIGBUS)\b.*(?:DataLoader|shm|received)|Signal 7 \(SIGBUS\)|"
+         r"posix_fallocate failed : No space left|\d+ Bus error +\(core dumped\)|(?:Bus error|SIGBUS)\b.*(?:DataLoader|shm|received)|Signal 7 \(SIGBUS\)|"
          r"unable to (?:open|allocate|write to|mmap) (?:shared memory )?(?:object|file|\d+ bytes)?.*</torch_|"
          r"unable to allocate shared memory|No space left on device.*(?:/dev/shm|nccl-)|(?:/dev/shm|nccl-)\S*.*No space left on device|"
          r"Error while creating shared memory segment|unhandled system error.*No space left on device",
@@ -103,9 +103,9 @@ MESSAGES: tuple[Message, ...] = (
          r"srun: error: .*Out Of Memory|Some of (?:your processes|the step tasks) (?:may )?have been (?:killed by the cgroup|OOM Killed)|"
          r"Container killed on request\. Exit code is 137|command terminated with exit code 137|"
          r"(?:exit(?:s|ed)?|returns?|returned)(?: with)?(?: return)?(?: code)?(?: =|:)? ?-9\b|\(exitcode: ?-9\)|"
-         r"exitcode *: *-9\b|Signal 9 \(SIGKILL\) received|died with <Signals\.SIGKILL|terminated with signal SIGKILL",
+         r": line \d+: +\d+ Killed\b|exitcode *: *-9\b|Signal 9 \(SIGKILL\) received|died with <Signals\.SIGKILL|terminated with signal SIGKILL",
          "oom_kill", "oom-kill", "out of memory: killed", "oomkilled", "ray killed", "low on memory", "out of memory",
-         "oom killed", "killed by the cgroup", "exit code is 137", "exit code 137", "-9", "sigkill", weight=46),
+         "oom killed", "killed by the cgroup", "exit code is 137", "exit code 137", "-9", "sigkill", " killed", weight=46),
     _say("DR404", r"DefaultCPUAllocator: (?:can't allocate|not enough) memory|(?:\[Errno 12\]|OSError:?) ?Cannot allocate memory|"
          r"^\s*(?:numpy\.core\._exceptions\._ArrayMemoryError|MemoryError)\b|Unable to allocate [\d.]+ [KMGT]iB for an array|"
          r"std::bad_alloc|unable to mmap \d+ bytes from file .*Cannot allocate memory|"
@@ -165,8 +165,8 @@ MESSAGES: tuple[Message, ...] = (
          "device-side", "out of range in self", "srcindex", "n_classes", "out of bounds"),
     _say("DR712", r"an illegal memory access was encountered|CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)|"
          r"CUDNN_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)|CUDA error: misaligned address|double free or corruption|"
-         r"free\(\): invalid|corrupted size vs\. prev_size",
-         "illegal memory", "cublas_status", "cudnn_status", "misaligned", "double free", "free(): invalid", "corrupted size"),
+         r"free\(\): invalid|corrupted size vs\. prev_size|\d+ (?:Segmentation fault|Aborted|Illegal instruction) +\(core dumped\)",
+         "illegal memory", "cublas_status", "cudnn_status", "misaligned", "double free", "free(): invalid", "corrupted size", "core dumped"),
     _say("DR802", r"DataLoader worker .*(?:killed by signal|exited unexpectedly)", "dataloader worker"),
     _say("DR804", r"Template \S+ does not exist|Undefined dataset \S+ in|Please set (?:the )?`?template`?|"
          r"tokenizer\.chat_template is not set|template_type.*(?:not in|not found|not exist)|"

@@ -98,6 +98,12 @@ def test_a_healthy_log_with_scary_words(lines: str, end: str) -> None:
         assert says(lines + STEPS + end) is None
 
 
+def test_a_bar_that_shows_nan() -> None:
+    bar = "Epoch 0:  12%|█▏ | {n}/100 [00:10<01:20,  1.09it/s, loss={loss}, v_num=3]\r"
+    assert says("".join(bar.format(n=n, loss=2.5) for n in range(1, 9))) is None
+    assert says("".join(bar.format(n=n, loss="nan") for n in range(1, 9))) == "DR601"
+
+
 def test_zero_loss_of_a_policy_is_healthy() -> None:
     row = "{{'loss': 0.0, 'grad_norm': 0.31, 'learning_rate': 1e-06, 'reward': {r}, 'epoch': 0.1}}\n"
     assert says("".join(row.format(r=i / 10) for i in range(9))) is None
@@ -267,6 +273,11 @@ def test_words_in_other_languages_do_no_harm() -> None:
         ("srun: error: node1: task 3: Out Of Memory", "DR401"),
         ("[ 9.1] Memory cgroup out of memory: Killed process 4242 (python) total-vm:1kB, anon-rss:1kB", "DR401"),
         ("command terminated with exit code 137", "DR401"),
+        ("run.sh: line 12: 12345 Killed                  deepspeed train.py", "DR401"),
+        ("Killed", "DR401"),
+        ("run.sh: line 12: 12345 Segmentation fault      (core dumped) python train.py", "DR712"),
+        ("run.sh: line 12: 12345 Bus error               (core dumped) python train.py", "DR403"),
+        ("[rank0]:[F1129 ProcessGroupNCCL.cpp:1557] [PG ID 0 PG GUID 0(default_pg) Rank 0] Terminating the process after attempting to dump debug info, due to collective timeout or exception.", "DR501"),
         ("[2026-11-29 18:00:00,250] [INFO] [launch.py:1:sigkill_handler] Killing subprocess 77", "DR401"),
         ("slurmstepd: error: *** JOB 12 ON node1 CANCELLED AT 2026-11-29T18:00:00 DUE TO TIME LIMIT ***", "DR720"),
         ("torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15", "DR720"),
@@ -312,6 +323,8 @@ def test_words_in_other_languages_do_no_harm() -> None:
 )  # fmt: skip
 def test_one_line_alone(line: str, expected: str | None) -> None:
     for text in (line + "\n", "step 1 loss 2.0\n" + line + "\n", "1: " + line + "\n"):
+        if line == "Killed" and text.startswith("1: "):
+            continue
         got = says(text)
         if expected == "DR101" and text.startswith("step"):
             assert got == "DR102"
