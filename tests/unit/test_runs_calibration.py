@@ -293,3 +293,31 @@ def test_the_question_survives_json() -> None:
     grown = subject(SHAPE, t)
     grown["shape"]["later_field"] = 1
     assert from_json(grown) is not None
+
+
+def test_the_wizard_says_what_was_measured(tmp_path: Path) -> None:
+    from dstui.session import Session
+
+    def panel() -> tuple[Session, Estimate]:
+        session = Session(FACTS, cwd=tmp_path)
+        session.set("model", "qwen2.5-0.5b")
+        found = session.report().estimate
+        assert found is not None
+        return session, found
+
+    session, plain = panel()
+    asked = from_json(session._subject())
+    assert asked is not None and not any("corrected" in a for a in plain.assumptions)
+    config = session._compose(effective=True).data
+    s = settings_of(
+        *asked, config, session._state.used or FACTS, release=RELEASE, world_size=session._state.world
+    )
+    assert plain.gpu.allocated
+    measured = round(plain.gpu.allocated.expected * 1.1)
+    made = dataclasses.replace(
+        record(allocated=measured), settings=settings_class(s), summary=settings_summary(s)
+    )
+    assert calibration.save(made, asked[0], calibration.machine_of(FACTS)) is not None
+    _session, known = panel()
+    assert known.gpu.allocated and known.gpu.allocated.expected == measured
+    assert any("corrected by trial" in a and "allocated x1.1" in a for a in known.assumptions)
