@@ -11,8 +11,9 @@ Layout of one run (design section 7); every format carries ``schema_version`` an
     trial.json      predicted beside measured, once a measured run is over
     events.jsonl    one JSON object a line: {"t": epoch seconds, "event": name, ...}
     samples/        GPU and host samples
+    hook.log        output of the user's command on an event (``dstui.runs.hook``)
     requests/       files asking the supervisor for something: ``stop-*.json``
-    heartbeat       {"t": epoch seconds, "pids": [...], "state": "running"}; rewritten every few seconds
+    heartbeat       {"t": epoch seconds, "pids": [...], "state": "running", "stall": {...}}; rewritten every few seconds
     exit.json       how it ended; appears once, complete, and never changes
     supervisor.log  messages of the supervisor itself; normally empty
 

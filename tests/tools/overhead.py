@@ -135,7 +135,7 @@ def train(args: argparse.Namespace) -> None:
     rank = deepspeed.comm.get_rank()
     device = torch.device(f"cuda:{local}" if on_gpu else "cpu")
     torch.manual_seed(0)
-    hidden, layers, seq, vocab, micro = (1024, 12, 1024, 8192, 8) if on_gpu else (64, 2, 32, 256, 2)
+    hidden, layers, seq, vocab, micro = (4096, 6, 1024, 8192, 4) if on_gpu else (64, 2, 32, 256, 2)
     model = TinyGPT(vocab, hidden, layers, hidden // 64, seq, False)
     engine, *_rest = deepspeed.initialize(
         model=model,
@@ -213,15 +213,15 @@ def spec(args: argparse.Namespace, record: Path, total: int = 0) -> Any:
     )
 
 
-def wait_for_steps(record: Path, n: int, alive: Any, since: float = 0.0, seconds: float = 180.0) -> None:
-    deadline = time.monotonic() + seconds
+def wait_for_steps(record: Path, n: int, alive: Any, patience: float, since: float = 0.0) -> None:
+    deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         if record.exists() and len(steps_between(record.read_bytes(), since, math.inf)) >= n:
             return
         if not alive():
             raise SystemExit("the training ended too early")
         time.sleep(0.25)
-    raise SystemExit(f"no {n} steps within {seconds:.0f} s")
+    raise SystemExit(f"no {n} steps within {patience:.0f} s")
 
 
 def toggled(args: argparse.Namespace, folder: Path, facts: Any) -> tuple[list[Block], dict[str, Any]]:
@@ -242,7 +242,7 @@ def toggled(args: argparse.Namespace, folder: Path, facts: Any) -> tuple[list[Bl
             return run.exit is None
 
         try:
-            wait_for_steps(record, args.warm, running)
+            wait_for_steps(record, args.warm, running, args.patience)
         except SystemExit as e:
             raise SystemExit(f"{e}\n{run.out_log.read_text(errors='replace')[-3000:]}") from None
         print(f"warm after {time.monotonic() - begun:.0f} s", flush=True)
@@ -254,7 +254,7 @@ def toggled(args: argparse.Namespace, folder: Path, facts: Any) -> tuple[list[Bl
                 os.kill(supervisor.pid, signal.SIGCONT if watched else signal.SIGSTOP)
                 time.sleep(args.drop)
                 block, since, before = Block(watched), time.monotonic(), ticks(supervisor.pid)
-                wait_for_steps(record, args.steps, running, since)
+                wait_for_steps(record, args.steps, running, args.patience, since)
                 until, spent = time.monotonic(), ticks(supervisor.pid) - before
                 block.clocks = cards.clocks()
                 block.cpu = spent / (until - since)
@@ -289,9 +289,11 @@ def separate(args: argparse.Namespace, folder: Path, facts: Any) -> tuple[list[B
                 run = start(wanted, facts, preflight=False)
                 supervisor = run.process("supervisor")
                 assert supervisor is not None
-                wait_for_steps(record, args.warm, lambda run=run: run.exit is None)
+                wait_for_steps(record, args.warm, lambda run=run: run.exit is None, args.patience)
                 since, before = time.monotonic(), ticks(supervisor.pid)
-                wait_for_steps(record, args.warm + args.steps // 2, lambda run=run: run.exit is None)
+                wait_for_steps(
+                    record, args.warm + args.steps // 2, lambda run=run: run.exit is None, args.patience
+                )
                 block.cpu = (ticks(supervisor.pid) - before) / (time.monotonic() - since)
                 block.clocks = cards.clocks()
                 more = {
@@ -311,7 +313,10 @@ def separate(args: argparse.Namespace, folder: Path, facts: Any) -> tuple[list[B
                         made.argv, cwd=made.cwd, env={**os.environ, **made.env}, stdout=log, stderr=log
                     )
                     wait_for_steps(
-                        record, args.warm + args.steps // 2, lambda child=child: child.poll() is None
+                        record,
+                        args.warm + args.steps // 2,
+                        lambda child=child: child.poll() is None,
+                        args.patience,
                     )
                     block.clocks = cards.clocks()
                     child.wait()
@@ -433,6 +438,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--warm", type=int, default=100, help="steps before the first that counts")
     parser.add_argument("--drop", type=float, default=1.5, help="seconds after a change that do not count")
     parser.add_argument("--seconds", type=float, default=240.0, help="no new pair after that")
+    parser.add_argument("--patience", type=float, default=180.0, help="seconds to wait for a block's steps")
     parser.add_argument("--separate", action="store_true")
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)
