@@ -1003,7 +1003,12 @@ def _collectives(case: _Case) -> Iterator[_Finding]:
                 operation=m.group(1), seconds=int(m.group(2)) // 1000
             )
         missing = _missing_ranks(case, timeouts)
-        if missing:
+        apart = _apart(timeouts)
+        if apart:
+            detail += "; " + _("the ranks are in different operations: {operations}").format(
+                operations=", ".join(apart[:4])
+            )
+        elif missing:
             detail += "; " + _("no complaint from rank {ranks}: look there").format(
                 ranks=", ".join(map(str, missing))
             )
@@ -1014,6 +1019,16 @@ def _collectives(case: _Case) -> Iterator[_Finding]:
         )
     elif lines and case.outcome == "failed":
         yield _Finding(Named("DR502", "possible"), (case.line(lines[0].offset, lines[0].text),), weight=30)
+
+
+def _apart(timeouts: Iterable[Event]) -> list[str]:
+    """Operations of one sequence number that differ between ranks: they took different paths through the model."""
+    by: dict[str, set[str]] = {}
+    for e in timeouts:
+        m = re.search(r"SeqNum=(\d+), OpType=(\w+), NumelIn=(\d+)", e.text)
+        if m:
+            by.setdefault(m.group(1), set()).add(f"{m.group(2)} ({m.group(3)})")
+    return next((sorted(kinds) for kinds in by.values() if len(kinds) > 1), [])
 
 
 def _missing_ranks(case: _Case, timeouts: Iterable[Event]) -> list[int]:

@@ -219,6 +219,15 @@ def test_the_first_failing_node_counts() -> None:
     assert code(found) == "DR707"
 
 
+def test_a_timeout_of_ranks_in_different_operations() -> None:
+    line = "[rank{r}]:[E1129 ProcessGroupNCCL.cpp:616] [Rank {r}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3497, OpType=_ALLGATHER_BASE, NumelIn={n}, NumelOut=9, Timeout(ms)=600000) ran for 600029 milliseconds\n"
+    found = diagnose(line.format(r=0, n=1572864) + line.format(r=1, n=512), text=True)
+    assert found.cause is not None and found.cause.code == "DR501"
+    assert "_ALLGATHER_BASE (1572864), _ALLGATHER_BASE (512)" in found.cause.detail
+    same = diagnose(line.format(r=0, n=512) + line.format(r=1, n=512), text=True)
+    assert same.cause is not None and "different" not in same.cause.detail
+
+
 def test_a_destructors_complaint_is_no_cause() -> None:
     text = (
         "[rank0]: " + "\n[rank0]: ".join((TRACE + "RuntimeError: No CUDA GPUs are available").splitlines()) + "\n"
