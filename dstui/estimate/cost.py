@@ -197,6 +197,8 @@ class Work:
     checkpointing: bool
     ratio: float = 1.0
     """Share of the optimizer in RAM."""
+    sharing: int = 1
+    """Ranks that share a row (sequence parallel)."""
     element: int = 2
     hpz: bool = False
 
@@ -257,7 +259,7 @@ def volume(w: Work) -> float:
 
 def step_cost(w: Work, r: Rates) -> StepCost:
     """Seconds by cause; see the module for each volume."""
-    tokens = w.micro_batch * w.seq
+    tokens = w.micro_batch * w.seq / w.sharing
     attention = 2.0 * w.layers * w.hidden * w.seq * tokens  # QK and AV, half of them masked
     forward = 2.0 * w.params * tokens + attention
     backward = 2.0 * (w.params + w.trained) * tokens + 2 * attention
@@ -298,5 +300,5 @@ def step_cost(w: Work, r: Rates) -> StepCost:
         moved += 2 * b * w.params / w.ranks * w.accumulation
         if w.offload_param == "nvme":
             nvme += 2 * b * w.params / w.ranks * min(w.ranks, w.ranks_per_node) * w.accumulation / NVME_READ
-    samples = w.micro_batch * w.accumulation * w.ranks
+    samples = w.micro_batch * w.accumulation * w.ranks // w.sharing
     return StepCost(compute, recompute, launch, communication, moved / link, cpu_adam, nvme, samples)

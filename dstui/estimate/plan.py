@@ -84,7 +84,10 @@ class Plan:
 
     @property
     def global_batch(self) -> int:
-        return self.setup.micro_batch * self.setup.accumulation * self.ranks
+        """Rows of one optimizer step."""
+        return (
+            self.setup.micro_batch * self.setup.accumulation * self.ranks // self.training.sequence_parallel
+        )
 
 
 @dataclass(frozen=True)
@@ -157,7 +160,7 @@ def plan(
 
 
 def _check_batch(search: Search) -> None:
-    wanted, ranks = search.global_batch, search.ranks
+    wanted, ranks = search.global_batch, search.replicas
     if wanted is None:
         return
     unit = ranks * (search.training.micro_batch or 1)
@@ -437,7 +440,7 @@ def _batch_choices(
     if beyond:
         text += "; " + _("{n}: {figure}").format(n=beyond[0][0].micro_batch, figure=_short_of(beyond[0][1]))
     out = [Choice("micro_batch", s.micro_batch, text)]
-    whole = s.micro_batch * s.accumulation * search.ranks
+    whole = s.micro_batch * s.accumulation * search.replicas
     if search.global_batch is None:
         text = _("no --global-batch was given: each micro step is a step, {n} rows over all ranks").format(
             n=whole
@@ -448,7 +451,7 @@ def _batch_choices(
             )
     else:
         text = _("{micro} x {steps} x {ranks} ranks = {n} rows a step").format(
-            micro=s.micro_batch, steps=s.accumulation, ranks=search.ranks, n=whole
+            micro=s.micro_batch, steps=s.accumulation, ranks=search.replicas, n=whole
         )
     out.append(Choice("gradient_accumulation_steps", s.accumulation, text))
     return out

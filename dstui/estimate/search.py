@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
+from dstui.errors import DstuiError
 from dstui.estimate.correction import Calibration
 from dstui.estimate.cost import StepCost, Work, rates, step_cost
 from dstui.estimate.inputs import ModelShape, Training
@@ -160,6 +161,15 @@ class Search:
         """Placements without a chance are skipped, not measured: only the answer counts."""
         self.offload = offload
         self.ranks = max(1, world_size or facts.world_size or 1)
+        self.sharing = training.sequence_parallel
+        """Ranks that work on one row together (``sequence_parallel_size``)."""
+        if self.ranks % self.sharing:
+            raise DstuiError(
+                _("{ranks} ranks cannot share sequences by {n}").format(ranks=self.ranks, n=self.sharing),
+                _("use a divisor of the number of ranks"),
+            )
+        self.replicas = self.ranks // self.sharing
+        """Ranks, or groups of them, that read rows of their own."""
         nodes = max(1, min(facts.nodes, self.ranks))
         here = len(facts.gpus) if facts.gpus else self.ranks
         self.ranks_per_node = max(1, min(here, -(-self.ranks // nodes)))
@@ -175,7 +185,7 @@ class Search:
     def accumulation(self, micro: int) -> int:
         if self.global_batch is None:
             return 1
-        return self.global_batch // (self.ranks * micro)
+        return self.global_batch // (self.replicas * micro)
 
     def micros(self) -> list[int] | None:
         """The micro batches that are possible, ascending; None: any."""
@@ -183,7 +193,7 @@ class Search:
             return [self.training.micro_batch]
         if self.global_batch is None:
             return None
-        share = self.global_batch // self.ranks
+        share = self.global_batch // self.replicas
         return [n for n in range(1, min(share, 4096) + 1) if share % n == 0]
 
     def start(self, placement: Placement) -> Setup:
@@ -230,9 +240,11 @@ class Search:
         hf = self.training.loop == "hf"
         data: dict[str, Any] = {}
         if self.global_batch is not None:
-            data["train_batch_size"] = s.micro_batch * s.accumulation * self.ranks
+            data["train_batch_size"] = s.micro_batch * s.accumulation * self.replicas
         data["train_micro_batch_size_per_gpu"] = s.micro_batch
         data["gradient_accumulation_steps"] = s.accumulation
+        if self.sharing > 1:
+            data["sequence_parallel_size"] = self.sharing
         data["gradient_clipping"] = "auto" if hf else 1.0
         if self.precision == "bf16":
             data["bf16"] = {"enabled": True}
@@ -351,6 +363,7 @@ class Search:
                 pinned=s.pin_optimizer if s.placement.optimizer != "none" else s.pin_param,
                 checkpointing=s.checkpointing,
                 ratio=s.ratio,
+                sharing=self.sharing,
                 element=4 if self.precision == "fp32" else 2,
                 hpz=hpz,
             ),

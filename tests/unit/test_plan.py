@@ -424,3 +424,18 @@ def test_the_page_shows_what_the_verb_says() -> None:
     for shown in written(PAGES[0])[:4]:
         command = shown.partition("\n")[0][2:]
         assert words(block(command)) == words(shown), command
+
+
+def test_ranks_that_share_a_row_count_once() -> None:
+    p = plan(
+        load_model("llama-2-7b"),
+        Training(sequence_parallel=4, seq=16384),
+        describe("8xA100-80G", ram="512GiB"),
+        release=RELEASE,
+        global_batch=6,
+    )
+    assert p.config and p.config["sequence_parallel_size"] == 4 and p.global_batch == 6
+    assert p.config["train_micro_batch_size_per_gpu"] * p.config["gradient_accumulation_steps"] * 2 == 6
+    assert p.cost and p.cost.samples == 6
+    with pytest.raises(DstuiError):
+        plan(load_model("llama-2-7b"), Training(sequence_parallel=3), describe("8x80GiB"), release=RELEASE)
