@@ -86,6 +86,8 @@ def spec_of(
             _("the arguments of run {id} hold a secret, which its folder does not keep").format(id=run_id),
             _("start it by hand: dstui run --config FILE -- {script} ...").format(script=kept["script"]),
         )
+    if REDACTED in str(values.get("on_event") or ""):
+        values["on_event"] = None  # not written down whole: the settings' command, if there is one
     devices = values.get("devices")
     values.update(
         args=args,

@@ -156,6 +156,16 @@ def test_the_adopter_of_a_lost_run_tells(begin: Callable[..., RunDir], tmp_path:
     assert (tmp_path / "said").read_text() == "failure lost\n"
 
 
+def test_a_new_run_of_the_same_kind_never_runs_a_blanked_command(begin: Callable[..., RunDir]) -> None:
+    from dstui.runs.rerun import spec_of
+
+    whole = begin("pass", on_event="echo done")
+    blanked = begin("pass", on_event="curl https://h.example/s3cret")
+    ended(whole), ended(blanked)
+    assert spec_of(whole.id, whole.manifest, "{}", None).on_event == "echo done"
+    assert spec_of(blanked.id, blanked.manifest, "{}", None).on_event is None
+
+
 class Alone:
     """Hooks without a supervisor: this test reaps."""
 
