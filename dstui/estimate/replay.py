@@ -410,8 +410,8 @@ class _Run:
         else:
             for n in gpu_groups:  # ratio < 1: these groups' fp32 gradients live on the GPU
                 mem.malloc(4 * n, GRADS)
-        if s.contiguous:
-            mem.malloc(s.element * s.reduce_bucket, BUFFERS)
+        if s.contiguous:  # in the type of communication
+            mem.malloc(s.communication * s.reduce_bucket, BUFFERS)
         if not self.offload:
             mem.malloc(s.accumulate * self.part, GRADS)
         for i in self.trainable:  # each is whole for a moment (``create_reduce_and_remove_grad_hooks``)
@@ -725,26 +725,45 @@ class _Run:
         s, mem = self.s, self.mem
         single = len(self.members) == 1 and self.numel[self.members[0]] % s.ranks == 0
         flat = None
+        sent: list[Block] = []
+        if s.communication != s.element:  # gradients too large for the bucket have the model's type still
+            sizes = [s.communication * self.numel[p] for p in self.members if self.numel[p] > s.reduce_bucket]
+            sent = [mem.malloc(size, BUFFERS, REDUCE_STREAM) for size in sizes]
         if not single:
             padded = sum(-(-self.numel[p] // s.ranks) * s.ranks for p in self.members)
-            flat = mem.malloc(s.element * padded, BUFFERS, REDUCE_STREAM)
+            flat = mem.malloc(s.communication * padded, BUFFERS, REDUCE_STREAM)
         wide = None
-        if s.accumulate > s.element:
+        if s.accumulate != s.communication:
             shares = sum(-(-self.numel[p] // s.ranks) for p in self.members)
             wide = mem.malloc(s.accumulate * shares, BUFFERS, REDUCE_STREAM)
         if self.offload:
-            previous: Block | None = None
-            for p in self.members:
-                share = -(-self.numel[p] // s.ranks)
-                copy = mem.malloc(s.accumulate * share, GRADS, REDUCE_STREAM)
-                mem.release(previous)
-                mem.release(mem.malloc(8 * min(share, _NORM_CHUNK), BUFFERS, REDUCE_STREAM))
-                if s.accumulate != 4:
-                    mem.release(mem.malloc(4 * share, BUFFERS, REDUCE_STREAM))
-                previous = copy
-            mem.release(previous)
+            self._offload_gradients()
         mem.release(wide)
         mem.release(flat)
+        for block in sent:
+            mem.release(block)
+
+    def _offload_gradients(self) -> None:
+        """``partition_grads``: each share is copied, its norm taken, and it goes down in fp32. On NVMe the fp32 ones
+        of a bucket wait for one another (``_offload_grad_partition_at_boundary``)."""
+        s, mem = self.s, self.mem
+        previous: Block | None = None
+        waiting: list[Block] = []
+        for p in sorted(self.members):  # ``__reduce_and_partition_ipg_grads`` sorts by id
+            share = -(-self.numel[p] // s.ranks)
+            copy = mem.malloc(s.accumulate * share, GRADS, REDUCE_STREAM)
+            mem.release(previous)
+            mem.release(mem.malloc(8 * min(share, _NORM_CHUNK), BUFFERS, REDUCE_STREAM))
+            if s.accumulate != 4:
+                low = mem.malloc(4 * share, BUFFERS, REDUCE_STREAM)
+                if s.offload_optimizer == "nvme":
+                    waiting.append(low)
+                else:
+                    mem.release(low)
+            previous = copy
+        mem.release(previous)
+        for block in waiting:
+            mem.release(block)
 
     def _after_backward(self) -> None:
         """``engine.allreduce_gradients`` after each backward."""

@@ -319,10 +319,14 @@ class _Reader:
         stage3_gather = self.flag(zero, "stage3_gather_16bit_weights_on_model_save", False) or self.flag(
             zero, "stage3_gather_fp16_weights_on_model_save", False
         )
-        communication = {"fp32": 4, "fp16": 2, "bfp16": 2, "bf16": 2}.get(
-            str(self.config.get("communication_data_type")), element
-        )
         tensor, sequence = self.degrees()
+        # with shared sequences another key counts, and its default is fp32 (``engine.py``, ``constants.py``)
+        key, default = (
+            ("seq_parallel_communication_data_type", 4)
+            if sequence > 1
+            else ("communication_data_type", element)
+        )
+        communication = {"fp32": 4, "fp16": 2, "bfp16": 2, "bf16": 2}.get(str(self.config.get(key)), default)
         zero_init = training.zero_init if training.zero_init is not None else training.loop == "hf"
         settings = Settings(
             stage=stage,

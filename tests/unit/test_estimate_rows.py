@@ -1,8 +1,8 @@
-"""The estimate beside 79 training cases measured on one and two H200 (``tests/tools/measure_grid.py``).
+"""The estimate beside training cases measured on one and two H200 (``tests/tools/measure_grid.py``).
 
-Two thirds of the rows were looked at when the replay was written; those that ``cases.aside`` names, chosen by the
-hash of their name before anything was measured, were not, until the figures of ``docs/estimate.md`` had been taken.
-Bounds are looser where those rows are worse.
+``cases.group`` says which rows were looked at when the replay was written, which were set aside, chosen by the hash of
+their name before anything was measured, and which were predicted before they were measured (``predicted.json``, whose
+figures are compared as they were written then). The bounds are those that must hold on rows never seen.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 from dstui.estimate.result import Range
 
 TESTS = Path(__file__).parents[1]
-ROWS = TESTS / "data" / "gpu" / "h200.jsonl"
+DATA = TESTS / "data" / "gpu"
 
 
 def _load(name: str) -> ModuleType:
@@ -41,7 +41,8 @@ Found = dict[str, dict[str, tuple[Range, int]]]
 
 @pytest.fixture(scope="session")
 def measured() -> dict[str, dict[str, Any]]:
-    rows = [json.loads(line) for line in ROWS.read_text(encoding="utf-8").splitlines() if line.strip()]
+    lines = [line for path in sorted(DATA.glob("h200*.jsonl")) for line in path.read_text().splitlines()]
+    rows = [json.loads(line) for line in lines if line.strip()]
     return {r["case"]["name"]: r for r in rows if r["ok"]}
 
 
@@ -50,27 +51,40 @@ def found(measured: dict[str, dict[str, Any]]) -> Found:
     return {name: compare.pairs(row) for name, row in measured.items()}
 
 
-def chosen(found: Found, aside: bool) -> Found:
-    return {n: f for n, f in found.items() if compare.cases.aside(n) == aside}
+def chosen(found: Found, group: str) -> Found:
+    return {n: f for n, f in found.items() if compare.cases.group(n) == group}
 
 
 def errors(found: Found, what: str) -> dict[str, float]:
     return {n: f[what][0].expected / f[what][1] - 1 for n, f in found.items() if what in f}
 
 
-BOUNDS = {"allocated": (0.001, 0.003), "reserved": (0.02, 0.10), "host": (0.04, 0.12)}
-BOUNDS_ASIDE = {"allocated": (0.005, 0.03), "reserved": (0.03, 0.18), "host": (0.05, 0.15)}
+BOUNDS = {"allocated": (0.01, 0.03), "reserved": (0.05, 0.12), "host": (0.07, 0.15)}
+"""Mean and worst error of each figure."""
+SEEN = {"allocated": (0.001, 0.01), "reserved": (0.015, 0.10), "host": (0.04, 0.12)}
+LEAST = {"tuned": 70, "aside": 45, "blind": 17}
 
 
-@pytest.mark.parametrize("aside", [False, True], ids=["tuned", "aside"])
+@pytest.mark.parametrize("group", list(LEAST))
 @pytest.mark.parametrize("what", list(BOUNDS))
-def test_mean_and_worst_error(found: Found, what: str, aside: bool) -> None:
-    all_of = errors(chosen(found, aside), what)
-    assert len(all_of) >= 20
-    mean, worst = (BOUNDS_ASIDE if aside else BOUNDS)[what]
+def test_mean_and_worst_error(found: Found, what: str, group: str) -> None:
+    all_of = errors(chosen(found, group), what)
+    assert len(all_of) >= LEAST[group]
+    mean, worst = (SEEN if group == "tuned" else BOUNDS)[what]
     assert sum(map(abs, all_of.values())) / len(all_of) <= mean
     beyond = {n: f"{100 * e:+.1f} %" for n, e in all_of.items() if abs(e) > worst}
     assert not beyond
+
+
+@pytest.mark.parametrize("what", list(BOUNDS))
+def test_what_was_predicted_before_it_was_measured(measured: dict[str, dict[str, Any]], what: str) -> None:
+    keys = {"allocated": "peak_alloc", "reserved": "peak_reserved", "host": "peak_rss"}
+    predicted = json.loads((DATA / "predicted.json").read_text(encoding="utf-8"))
+    found = {n: p[what][1] / measured[n][keys[what]] - 1 for n, p in predicted.items() if n in measured}
+    assert len(found) >= LEAST["blind"]
+    mean, worst = BOUNDS[what]
+    assert sum(map(abs, found.values())) / len(found) <= mean
+    assert max(map(abs, found.values())) <= worst, found
 
 
 @pytest.mark.parametrize("what", [*BOUNDS, "device"])
@@ -79,21 +93,16 @@ def test_ranges_hold_what_was_measured(found: Found, what: str) -> None:
     assert sum(held.values()) >= 0.95 * len(held), [n for n, h in held.items() if not h]
 
 
-@pytest.mark.parametrize(("aside", "allowed"), [(False, 0), (True, 1)], ids=["tuned", "aside"])
+@pytest.mark.parametrize(("group", "asked", "allowed"), [("tuned", 40, 0), ("aside", 30, 1), ("blind", 4, 0)])
 def test_the_verdict_is_right_beyond_three_percent_of_each_threshold(
-    measured: dict[str, dict[str, Any]], aside: bool, allowed: int
+    measured: dict[str, dict[str, Any]], group: str, asked: int, allowed: int
 ) -> None:
-    wrong, asked = [], 0
-    for name, row in measured.items():
-        t = row.get("threshold") or {}
-        if not (t.get("works") and t.get("fails")) or compare.cases.aside(name) != aside:
-            continue
-        e = compare.predicted(row["case"], row)
-        beside = e.gpu.device.expected - e.gpu.reserved.expected
-        for cap in (0.9 * t["fails"], 0.97 * t["fails"], 1.03 * t["works"], 1.1 * t["works"]):
-            asked += 1
-            verdict = compare.predicted(row["case"], row, int(cap + beside)).verdict
-            if (verdict == "no") != (cap < t["works"]):
-                wrong.append((name, round(cap / t["works"], 2), verdict))
-    assert asked >= 25
+    found = {n: compare.verdicts(r) for n, r in measured.items() if compare.cases.group(n) == group}
+    wrong = [
+        (n, round(cap, 2), verdict)
+        for n, all_of in found.items()
+        for cap, verdict, right in all_of
+        if not right
+    ]
+    assert sum(map(len, found.values())) >= asked
     assert len(wrong) <= allowed, wrong
