@@ -159,7 +159,7 @@ def _report(run: RunDir, args: argparse.Namespace) -> int:
         )
     result = _result(run)
     code = Exit.OK if state == "finished" else Exit.BAD
-    if result is None and code == Exit.OK:
+    if code == Exit.OK and (result is None or not result["measured"]["phases"]):
         code = Exit.CANNOT
     if args.json:
         answer = {"schema_version": 1, "run": run.id, "dir": str(run.path), "state": state, **(result or {})}

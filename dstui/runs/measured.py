@@ -125,7 +125,7 @@ def _read_rank(path: Path) -> _Rank | None:
         for figures in rank.phases.values():
             if "reserved" in figures:  # also what was given back again within the phase was on the card
                 figures["device"] = figures["reserved"] + rank.overhead
-    return rank if rank.phases else None
+    return rank if rank.phases or rank.troubles else None
 
 
 _COUNTERS = {"allocated": "allocated", "reserved": "reserved", "rss_peak": "host", "pinned": "pinned"}

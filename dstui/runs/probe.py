@@ -40,6 +40,7 @@ SCHEMA_VERSION = 1
 WATCHDOG_SECONDS = 60.0
 """A rank that was told to end and still lives after this leaves at once."""
 MOST_LINES = 20000
+MOST_SKIPPED = 20
 _LAUNCHERS = (
     "deepspeed.launcher.runner", "deepspeed.launcher.launch", "torch.distributed.run", "torch.distributed.launch",
     "torch.distributed.launcher.api", "accelerate.commands.launch", "swift.cli.main",
@@ -157,7 +158,8 @@ class Probe:
         self.step = 0
         self.depth = 0
         self.engine: Any = None
-        self.first_step = 0
+        self.counter = "step"
+        self.useful = self.marked = 0
         self.bank: dict[str, int] = {}
         self.highest: dict[str, int] = {}
         self.pending: dict[str, Any] | None = None
@@ -325,6 +327,8 @@ class Probe:
 
     def on_engine(self, module: Any) -> None:
         cls = module.DeepSpeedEngine
+        if "_take_model_step" in cls.__dict__:
+            self.counter = "_take_model_step"
         self.wrap(cls, "__init__", self.init_enter, self.init_exit)
         self.wrap(cls, "forward", self.forward_enter, self.forward_exit)
         self.wrap(cls, "backward", self.backward_enter, self.backward_exit)
@@ -343,23 +347,52 @@ class Probe:
 
         @functools.wraps(original)
         def wrapper(engine: Any, *args: Any, **kwargs: Any) -> Any:
-            if not probe.on or os.getpid() != probe.pid:
+            if os.getpid() != probe.pid:
                 return original(engine, *args, **kwargs)
             if probe.ending:
                 probe.leave()
-            probe.guarded(name, enter, engine, args, kwargs)
+            before = probe.counts(engine) if name == probe.counter else None
+            if probe.on:
+                probe.guarded(name, enter, engine, args, kwargs)
             try:
                 result = original(engine, *args, **kwargs)
             except BaseException as e:
-                probe.guarded(name, probe.failed, e)
+                if probe.on:
+                    probe.guarded(name, probe.failed, e)
                 raise
-            probe.guarded(name, leave, engine)
+            if before is not None:
+                probe.guarded(name, probe.count, engine, before)
+            if probe.on:
+                probe.guarded(name, leave, engine)
+            elif probe.end and probe.enough():  # what cannot be measured must end all the same
+                probe.finish("steps")
+                probe.ending = True
             if probe.ending:
                 probe.leave()
             return result
 
         setattr(cls, name, wrapper)
         self.undo.append((cls, name, original))
+
+    @staticmethod
+    def counts(engine: Any) -> tuple[int, int]:
+        try:
+            return int(engine.global_steps), int(engine.skipped_steps)
+        except Exception:
+            return 0, 0
+
+    def count(self, engine: Any, before: tuple[int, int]) -> None:
+        """DeepSpeed's counters are compared around each step: a checkpoint that is loaded moves them as well."""
+        if self.engine is not None and engine is not self.engine:
+            return
+        steps, skipped = self.counts(engine)
+        if steps > before[0]:
+            self.step += 1
+            self.useful += skipped == before[1]
+
+    def enough(self) -> bool:
+        """Steps that fp16's loss scaling skipped update nothing; they are waited for, within reason."""
+        return self.useful >= self.steps or self.step >= self.steps + MOST_SKIPPED
 
     def guarded(self, where: str, work: Any, *args: Any) -> None:
         try:
@@ -382,7 +415,7 @@ class Probe:
     def put(self, phase: str, figures: Mapping[str, Any], **more: Any) -> None:
         for key in ("allocated", "reserved", "rss_peak"):
             self.highest[key] = max(figures.get(key, 0), self.highest.get(key, 0))
-        self.write("phase", phase=phase, step=self.step, **dict(figures, **more))
+        self.write("phase", phase=phase, step=self.marked, **dict(figures, **more))
 
     def between(self) -> None:
         """What the script does beside the engine is written only where it is a peak of the whole run."""
@@ -437,7 +470,6 @@ class Probe:
         self.engine = engine
         self.put("init", self.read(whole=True))
         self.phase = "between"
-        self.first_step = int(getattr(engine, "global_steps", 0))
         self.describe(engine)
         self.mark()
 
@@ -570,16 +602,15 @@ class Probe:
     def stepped(self, engine: Any) -> None:
         self.put("step", self.read(whole=True))
         self.phase = "between"
-        done = int(engine.global_steps) - self.first_step
-        if done <= self.step:
+        if self.step == self.marked:
             return  # no accumulation boundary
-        self.step = done
+        self.marked = self.step
         self.mark()
         if self.described is not None:  # now the batch is known as well
             self.described.update(rows=self.rows or None, seq=self.longest or None)
             self.write("model", **self.described)
             self.described = None
-        if done >= self.steps:
+        if self.enough():
             self.finish("steps")
             self.ending = self.end
 

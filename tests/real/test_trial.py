@@ -235,6 +235,22 @@ def test_an_error_of_the_probe_does_not_reach_the_script(
     assert not calibration.folder().exists()  # nothing is learned from it
 
 
+def test_a_trial_whose_probe_fails_ends_all_the_same(
+    config: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    damaged = tmp_path / "probe.py"
+    source = Path(probe.__file__).read_text()
+    damaged.write_text(source.replace(HEAD, BROKEN + HEAD.replace("read", "read_as_it_was")))
+    monkeypatch.setattr(measuring, "__file__", str(damaged.with_name("measured.py")))
+    code, out, err = dstui(
+        capfd, "trial", "--steps", "4", "--python", sys.executable, "--ranks", "2", "--config", str(config), "--",
+        str(EXAMPLES / "tiny_gpt.py"), "--steps", "1000000",
+    )  # fmt: skip
+    run = store.list_runs()[0]
+    assert code == 2 and "the probe failed" in out and "injected" in out, out + err
+    assert (run.exit or {})["outcome"] == "finished" and ends(run) == [("steps", 4), ("steps", 4)]
+
+
 def test_a_measured_run_goes_on_after_the_measured_steps(
     config: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
