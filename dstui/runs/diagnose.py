@@ -207,7 +207,7 @@ def diagnose_run(run: RunDir, config: Mapping[str, Any] | None = None) -> Diagno
     exit_data = run.exit
     state = store.state(run)
     if state in ("running", "starting"):
-        return _living(run, state)
+        return _living(run, state, config)
     try:
         head, tail = _read(run.out_log)
     except DstuiError:
@@ -227,7 +227,7 @@ def diagnose_run(run: RunDir, config: Mapping[str, Any] | None = None) -> Diagno
     return _judge(case)
 
 
-def _living(run: RunDir, state: str) -> Diagnosis:
+def _living(run: RunDir, state: str, config: Mapping[str, Any] | None) -> Diagnosis:
     """A run that goes on: the stall that it is in, if it is in one. What its log complains of is no cause yet."""
     from dstui.runs.view import RunView
 
@@ -252,12 +252,21 @@ def _living(run: RunDir, state: str) -> Diagnosis:
     ]
     if stall.path:
         evidence.insert(0, Evidence(stall.path, None, "the lock" if stall.kind == "op-lock" else "open"))
-    fixes = (
-        [Repair(_("delete it: {command}").format(command=f"rm {stall.path}"))]
-        if stall.kind == "op-lock"
-        else []
-    )
-    return Diagnosis("stalled", Named(stall.code, "likely", stall.text), tuple(evidence[:8]), tuple(fixes))
+    fixes: tuple[Repair, ...] = ()
+    if stall.kind == "op-lock":
+        fixes = (Repair(_("delete it: {command}").format(command=f"rm {stall.path}")),)
+    elif stall.kind == "offload":
+        manifest, own = run.manifest, config if config is not None else read_config(run.config_path)
+        world = manifest.get("world_size")
+        fixes = prices.legal(
+            repairs.offload_return(own),
+            own,
+            prices.release_of(manifest),
+            world if isinstance(world, int) else None,
+            str(manifest.get("engine") or "plain"),
+        )
+        fixes = prices.priced(fixes, own, manifest)
+    return Diagnosis("stalled", Named(stall.code, "likely", stall.text), tuple(evidence[:8]), fixes)
 
 
 def _log_case(

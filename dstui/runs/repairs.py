@@ -192,6 +192,32 @@ def batch(config: Mapping[str, Any] | None, text: str) -> list[Repair]:
     ]
 
 
+def offload_return(config: Mapping[str, Any] | None) -> list[Repair]:
+    """The GPUs wait for the CPU's step: fewer steps, more cores, or no offload."""
+    fixes = [Repair(_("more cores for each rank: OMP_NUM_THREADS, or fewer ranks on a node"))]
+    steps = (config or {}).get("gradient_accumulation_steps")
+    if isinstance(steps, int) and not isinstance(steps, bool) and "train_batch_size" not in (config or {}):
+        edit: dict[str, Any] = {"op": "replace", "path": "/gradient_accumulation_steps", "value": 2 * steps}
+        fixes.append(
+            Repair(
+                _("accumulation {a} -> {b}: half as many steps for the same samples").format(
+                    a=steps, b=2 * steps
+                ),
+                (edit,),
+                _("the global batch doubles"),
+            )
+        )
+    if has(config, "/zero_optimization/offload_optimizer"):
+        fixes.append(
+            Repair(
+                _("do without optimizer offload"),
+                ({"op": "remove", "path": "/zero_optimization/offload_optimizer"},),
+                _("its states stay on the GPU"),
+            )
+        )
+    return fixes
+
+
 def saving(config: Mapping[str, Any] | None) -> list[Repair]:
     """Save the pieces of the ranks instead of gathering them on one GPU."""
     for key in ("stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save"):

@@ -77,4 +77,7 @@ def test_an_optimizer_step_in_host_ram(tmp_path: Path, monkeypatch: pytest.Monke
     assert (shot.stall.kind, shot.stall.code, shot.stall.ranks) == ("offload", "DR202", (0,))
     found = diagnose_run(waiting.run)
     assert found.cause is not None and (found.outcome, found.cause.code) == ("stalled", "DR202")
+    edits = [dict(e) for f in found.fixes for e in f.edits]
+    assert {"op": "remove", "path": "/zero_optimization/offload_optimizer"} in edits
+    assert {"op": "replace", "path": "/gradient_accumulation_steps", "value": 120} in edits
     assert stall.WINDOW == 20.0  # the evidence was not shortened
