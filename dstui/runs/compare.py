@@ -22,6 +22,8 @@ from dstui.runs.state import read_config
 from dstui.runs.store import RunDir
 
 SCHEMA_VERSION = 1
+FEW = 5
+"""Steps whose loss all runs logged, below which the losses are compared over a stretch instead."""
 RELEVANT = 0.005
 """A difference below half a per cent is of no use even where it is certain."""
 
@@ -397,8 +399,10 @@ def _losses(
         return None, None, nothing
     tables = [dict(m.pace.losses) for m in runs]
     common = sorted(set(tables[0]).intersection(*tables[1:]))
-    if not common:
-        return None, None, nothing
+    if (
+        len(common) < FEW
+    ):  # other intervals of logging, or logs too large to be read whole: the same stretch of steps
+        return _stretch(tables, sizes)
     window = common[-max(1, len(common) // 10) :]
     curves: list[dict[int, float]] = []
     at = 0
@@ -409,6 +413,20 @@ def _losses(
     ends: list[float | None] = [statistics.fmean(c[s] for s in window) for c in curves]
     gap = max(max(c[s] for c in curves) - min(c[s] for c in curves) for s in common)
     return common[-1], gap if math.isfinite(gap) else None, ends
+
+
+def _stretch(
+    tables: Sequence[Mapping[int, float]], sizes: Sequence[int]
+) -> tuple[int | None, float | None, list[float | None]]:
+    """The mean loss over the last tenth of the steps that every run reached."""
+    last = min(max(t) for t in tables)
+    means: list[float | None] = []
+    at = 0
+    for size in sizes:
+        inside = [loss for t in tables[at : at + size] for s, loss in t.items() if 0.9 * last < s <= last]
+        means.append(statistics.fmean(inside) if inside else None)
+        at += size
+    return last, None, means
 
 
 def _differences(runs: Sequence[RunDir], found: Sequence[Figures]) -> tuple[tuple[str, tuple[Any, ...]], ...]:

@@ -24,7 +24,7 @@ from dstui.runs.replay import ReplayView
 from dstui.runs.samples import Sample, read_history
 from dstui.runs.state import Progress, batch_of, read_config, steps_asked
 from dstui.runs.store import RunDir
-from dstui.runs.tail import Tail
+from dstui.runs.tail import Line, LogFile, Tail
 
 SOURCES = ("probe", "stamps", "script", "throughput", "timers", "bar", "trainer", "samples")
 """``probe``: measured from inside the rank (``dstui.runs.probe``), on the card's own clock where there is one, from the
@@ -38,6 +38,9 @@ ENOUGH = 3
 WARMUP = 10
 """Steps that are left out at the start: builds, the allocator, autotuning; a fifth of a run that is shorter than 50."""
 SAMPLE_SECONDS = 1.0
+WHOLE, END = 24 << 20, 4 << 20
+PIECES, PIECE = 64, 128 << 10
+"""Bytes of a log that is read whole; of a larger one END at both ends, and PIECES of PIECE between."""
 CHUNK_SECONDS = 20.0
 """Sampled steps are averaged over at least this long, which keeps the error of the two ends below a tenth."""
 BACKWARD_COMMUNICATION = ("bwd_allreduce", "bwd_allreduce_microstep")
@@ -165,6 +168,10 @@ class _Reader:
         self._stamp: tuple[int, float] | None = None
         self._seen: int | None = None
 
+    def new_piece(self) -> None:
+        """What follows does not join on to what was read."""
+        self._stamp = None
+
     def probe(self, run: RunDir) -> None:
         """The steps that ``dstui.runs.probe`` timed in rank 0; nothing where the run has no probe."""
         tail = Tail(run.path / FOLDER / "rank-0.jsonl")
@@ -248,19 +255,28 @@ def read(run: RunDir) -> Pace:
     reader = _Reader(progress, _Clock(samples, begin, end))
     reader.probe(run)
     parser = parser_of(manifest)
-    tail = Tail(run.out_log)
-    try:
-        while lines := tail.read():
-            for line in lines:
-                for event in parser.feed(line):
-                    reader.event(event)
-                if "comm op:" in line.text:
-                    reader.line(line.text)
-    finally:
-        tail.close()
+    for piece in _pieces(LogFile(run.out_log)):
+        reader.new_piece()
+        for line in piece:
+            for event in parser.feed(line):
+                reader.event(event)
+            if "comm op:" in line.text:
+                reader.line(line.text)
     for event in parser.finish():
         reader.event(event)
     return _conclude(run, reader)
+
+
+def _pieces(log: LogFile) -> Iterator[list[Line]]:
+    """A log of up to WHOLE bytes; of a larger one its beginning, pieces all over it, and its end: minutes become
+    seconds, and thousands of steps are left to take a median of."""
+    size = log.size
+    if size <= WHOLE:
+        yield log.after(0, size)
+        return
+    yield [line for line in log.after(0, END // 16) if line.offset < END]
+    yield from log.probe(PIECES, PIECE, END, size - END)
+    yield log.after(size - END, END)
 
 
 def _conclude(run: RunDir, reader: _Reader) -> Pace:

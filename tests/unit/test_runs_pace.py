@@ -289,3 +289,41 @@ def test_orders() -> None:
 def test_a_pace_is_empty_without_steps(tmp_path: Path) -> None:
     found: Pace = read(make(tmp_path / "a", [(1.0, "hello")]))
     assert (found.source, found.step_time, found.spread, found.steps) == (None, None, None, ())
+
+
+def test_a_large_log_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A median of thousands of steps, from a bounded number of bytes; no interval bridges two pieces."""
+    monkeypatch.setattr(pace, "WHOLE", 1 << 20)
+    monkeypatch.setattr(pace, "END", 64 << 10)
+    monkeypatch.setattr(pace, "PIECE", 8 << 10)
+    lines = [
+        (1.0, step_line(n, BEGIN + n / 2) + f"\nstep {n} loss {3 - n / 1e5:.5f} {'x' * 80}")
+        for n in range(1, 20001)
+    ]
+    run = make(tmp_path / "a", lines, length=20)
+    read_bytes = []
+    whole = pace.LogFile.blocks
+
+    def blocks(self: Any, start: int, end: int) -> Any:
+        for at, data in whole(self, start, end):
+            read_bytes.append(len(data))
+            yield at, data
+
+    monkeypatch.setattr(pace.LogFile, "blocks", blocks)
+    found = read(run)
+    assert found.source == "stamps" and found.step_time == pytest.approx(0.5) and found.total == 20000
+    assert 2000 < len(found.steps) < 10000 and {i.steps for i in found.steps} == {1}
+    assert sum(read_bytes) < run.out_log.stat().st_size / 3
+
+
+def test_losses_over_the_same_stretch(tmp_path: Path) -> None:
+    """One logs every step, the other every seventh: hardly a step in common."""
+    a = make(tmp_path / "a", [(n / 10, f"step {n} loss {4 - n / 100:.4f}") for n in range(1, 101)], length=20)
+    b = make(
+        tmp_path / "b", [(n / 10, f"step {n} loss {4 - n / 100:.4f}") for n in range(93, 101, 7)], length=20
+    )
+    found = compare([a, b])
+    assert found.equal_step == 100 and found.loss_gap is None
+    assert found.figures[0].loss_at == pytest.approx(3.045) and found.figures[1].loss_at == pytest.approx(
+        3.035
+    )
