@@ -18,7 +18,6 @@ from dstui.runs import ab, store
 from dstui.runs.ab import AbDir, Plan
 from dstui.runs.spec import RunSpec
 from dstui.runs.start import PreflightFailed
-from dstui.runs.store import RunDir
 from dstui.units import duration
 
 
@@ -183,7 +182,7 @@ def _tell_end(run_id: str, quiet: bool) -> None:
     if quiet:
         return
     try:
-        run = RunDir(store.find_run(run_id).path)
+        run = store.find_run(run_id)
         done = run.exit or {}
         seconds = (done.get("ended_at") or 0) - (run.manifest.get("started_at") or 0)
         text = _("  run {id}: {state} after {time}").format(
