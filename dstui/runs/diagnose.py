@@ -1307,34 +1307,14 @@ def _slow(case: _Case) -> Iterator[_Finding]:
     """Complaints about speed, for a log whose end is not known."""
     if case.outcome != "unknown":
         return
-    pressure = case.of("pressure")
-    if sum(e.values["flushes"] for e in pressure) >= 2:
+    pressure, steps = case.of("pressure"), len(case.of("step"))
+    often = len(pressure) >= max(3, 0.2 * steps) if steps else True  # one flush at an odd batch is no trouble
+    if often and sum(e.values["flushes"] for e in pressure) >= 2:
         yield _Finding(
             Named("DR108", "possible", _first_line(pressure[-1].text)),
             tuple(case.line(e.offset, e.text) for e in pressure[-2:]),
             tuple(repairs.of_cause("DR108", case.config, "")),
             weight=11,
-        )
-    slow = [
-        e
-        for e in case.of("timers")
-        if e.values.get("step", 0.0) >= 1.0
-        and e.values["step"] > 5 * (e.values.get("fwd", 0.0) + e.values.get("bwd", 0.0)) > 0
-    ]
-    if slow and 2 * len(slow) > len(
-        [e for e in case.of("timers") if "step" in e.values and "fwd" in e.values]
-    ):
-        shown = slow[-1].values
-        yield _Finding(
-            Named(
-                "DR202",
-                "possible",
-                _("the optimizer step takes {step:.1f} s, forward and backward together {rest:.1f} s").format(
-                    step=shown["step"], rest=shown["fwd"] + shown["bwd"]
-                ),
-            ),
-            (case.line(slow[-1].offset, slow[-1].text),),
-            weight=10,
         )
 
 

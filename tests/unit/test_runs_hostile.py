@@ -82,6 +82,8 @@ CAUGHT = 'Traceback (most recent call last):\n  File "/home/ann/train.py", line 
         "[INFO] zero_force_ds_cpu_optimizer .. True\n[INFO] nvme_path=None, pin_memory=False, buffer_count=5\n",
         "Invalidate trace cache @ step 10: expected module 11, but got module 25\n",
         "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768\n",
+        "[WARNING] [stage3.py:1:step] 2 pytorch allocator cache flushes since last step. this happens when ...\n",
+        "[Rank 0] time (ms) | fwd: 20.5 | bwd: 50.0 | step: 2200.5\n",
         "tried to get lr value before scheduler/optimizer started stepping, returning lr=0\n",
         "Using /root/.cache/torch_extensions/py311_cu130 as PyTorch extensions root...\n",
         CAUGHT + "requests.exceptions.ConnectionError: no tracking server, going on without\n",
