@@ -96,11 +96,11 @@ class Alert:
 
 @dataclass(frozen=True)
 class Disk:
-    """Room where a run writes, bytes."""
+    """Room where a run writes, bytes. ``total``: None where only the run's samples tell."""
 
     path: str
     free: int
-    total: int
+    total: int | None = None
 
 
 @dataclass(frozen=True)
@@ -368,7 +368,8 @@ def uneven(samples: Sequence[Sample], now: float, p: Progress, stands: bool) -> 
 
 def disk(disks: Sequence[Disk], stands: bool, now: float) -> Alert | None:
     """Little room where the run writes: its folder and its working directory."""
-    short = [d for d in disks if d.free < (FULL_STAYS if stands else FULL) and d.free < 0.1 * d.total]
+    limit = FULL_STAYS if stands else FULL
+    short = [d for d in disks if d.free < limit and (d.total is None or d.free < 0.1 * d.total)]
     if not short:
         return None
     worst = min(short, key=lambda d: d.free)

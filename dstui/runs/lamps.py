@@ -461,8 +461,7 @@ def _host(live: Live) -> Lamp:
 
 def _swap(live: Live) -> int | None:
     """Bytes of swap that came into use since the run began."""
-    values = [getattr(s.host, "swap", None) for s in live.now]
-    known: list[int] = [v for v in values if v is not None]
+    known = [s.host.swap for s in live.now if s.host.swap is not None]
     if not known:
         return None
     host = live.facts.host

@@ -16,6 +16,7 @@ from typing import Any
 from dstui.errors import DstuiError
 from dstui.i18n import _
 from dstui.runs import store
+from dstui.runs.alerts import Disk
 from dstui.runs.samples import Peaks, Sample, read_history
 from dstui.runs.store import RunDir
 from dstui.runs.tail import LogFile
@@ -136,6 +137,10 @@ class ReplayView(RunView):
             assert self._peaks is not None
             self._peaks.add(sample)
         return bool(fresh)
+
+    def _look_at_disks(self, now: float) -> tuple[Disk, ...]:
+        free = self._samples[-1].host.disk if self._samples else None
+        return () if free is None else (Disk(str(self.run.path), free),)
 
     def _look_at_processes(self, now: float) -> bool:
         stall = None

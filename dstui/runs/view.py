@@ -577,8 +577,11 @@ class RunView:
         )
 
     def _look_at_disks(self, now: float) -> tuple[Disk, ...]:
-        """Room where the run writes; one entry a file system."""
-        if not self._here or now - self._disks_read < DISK_EVERY:
+        """Room where the run writes, one entry a file system; elsewhere what its samples say."""
+        if not self._here:
+            free = self._samples[-1].host.disk if self._samples else None
+            return () if free is None else (Disk(str(self.run.path), free),)
+        if now - self._disks_read < DISK_EVERY:
             return self._disks
         self._disks_read = now
         found: dict[int, Disk] = {}
