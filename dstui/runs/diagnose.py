@@ -1119,7 +1119,9 @@ def _numerics(case: _Case) -> Iterator[_Finding]:
         return
     overflows = case.of("overflow")
     steps = max((e.values.get("step") or 0 for e in case.of("step")), default=0)
-    if len(overflows) >= 10 and len(overflows) > 0.5 * max(steps, 1):
+    scale = overflows[-1].values.get("new_scale") if overflows else None
+    deep = scale is None or scale <= 64  # the default scale of 2^16 or 2^32 walks down first, in all health
+    if deep and len(overflows) >= 10 and len(overflows) > 0.5 * max(steps, 1):
         yield _Finding(
             Named("DR601", "possible", _("{n} steps were skipped for overflow").format(n=len(overflows))),
             tuple(case.line(e.offset, e.text) for e in overflows[-2:]),

@@ -100,6 +100,17 @@ def test_a_healthy_log_with_scary_words(lines: str, end: str) -> None:
         assert says(lines + STEPS + end) is None
 
 
+def test_a_loss_scale_that_walks_down_is_healthy() -> None:
+    line = "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: {a}, reducing to {b}\n"
+
+    def walk(first: int, last: int) -> str:
+        return "".join(line.format(a=1 << n, b=1 << (n - 1)) for n in range(first, last, -1))
+
+    assert says(walk(32, 15)) is None
+    assert says(walk(16, 1)) == "DR601"
+    assert says(walk(16, 0) + line.format(a=1, b=1)) == "DR602"
+
+
 def test_a_bar_that_shows_nan() -> None:
     bar = "Epoch 0:  12%|█▏ | {n}/100 [00:10<01:20,  1.09it/s, loss={loss}, v_num=3]\r"
     assert says("".join(bar.format(n=n, loss=2.5) for n in range(1, 9))) is None
