@@ -139,8 +139,7 @@ class ReplayView(RunView):
         return bool(fresh)
 
     def _look_at_disks(self, now: float) -> tuple[Disk, ...]:
-        free = self._samples[-1].host.disk if self._samples else None
-        return () if free is None else (Disk(str(self.run.path), free),)
+        return self._sampled_disks()
 
     def _look_at_processes(self, now: float) -> bool:
         stall = None

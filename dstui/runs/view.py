@@ -579,8 +579,7 @@ class RunView:
     def _look_at_disks(self, now: float) -> tuple[Disk, ...]:
         """Room where the run writes, one entry a file system; elsewhere what its samples say."""
         if not self._here:
-            free = self._samples[-1].host.disk if self._samples else None
-            return () if free is None else (Disk(str(self.run.path), free),)
+            return self._sampled_disks()
         if now - self._disks_read < DISK_EVERY:
             return self._disks
         self._disks_read = now
@@ -594,6 +593,10 @@ class RunView:
             found.setdefault(device, Disk(str(path), use.free, use.total))
         self._disks = tuple(found.values())
         return self._disks
+
+    def _sampled_disks(self) -> tuple[Disk, ...]:
+        free = self._samples[-1].host.disk if self._samples else None
+        return () if free is None else (Disk(str(self.run.path), free),)
 
     def _gpus(self, sample: Sample | None) -> tuple[GpuRow, ...]:
         peaks = self._peaks.gpu_used if self._peaks else {}
