@@ -96,7 +96,7 @@ def run_next(folder: str) -> None:
             sys.modules["sitecustomize"] = own
     if spec is None or spec.loader is None:
         return
-    from importlib.util import module_from_spec
+    from _frozen_importlib import module_from_spec  # what importlib.util offers, without loading contextlib
 
     module = module_from_spec(spec)
     sys.modules["sitecustomize"] = module
