@@ -95,6 +95,32 @@ def test_of_runs_of_one_name_the_newest_is_read(work: Path, capfd: pytest.Captur
     assert old.path.exists() and new.path.exists()
 
 
+def test_an_event_and_a_rank_s_log_by_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print('hello')")
+    words = ("run", "--launcher", "python", "--python", sys.executable, "--no-preflight", "--wait")
+    code, _out, err = dstui(
+        capfd, *words, "--rank-logs", "--on-event", "echo $DSTUI_EVENT $DSTUI_RUN > said", "--", "train.py"
+    )
+    assert code == 0, err
+    run = store.find_run("last")
+    deadline = time.monotonic() + 30
+    while not [e for e in run.events() if e["event"] == "hook"] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert (tmp_path / "said").read_text() == f"end {run.id}\n"
+    code, _out, err = dstui(capfd, "logs", "last", "--rank", "0")
+    assert code == 2 and "no log of rank 0" in err and "python" in err
+    (run.rank_logs).mkdir()
+    for rank in (0, 1):
+        (run.rank_logs / f"2026_rank{rank}.log").write_text(f"one of {rank}\ntwo of {rank}\n")
+    code, out, _err = dstui(capfd, "logs", "last", "--rank", "1", "-n", "1")
+    assert (code, out) == (0, "two of 1\n")
+    code, _out, err = dstui(capfd, "logs", "last", "--rank", "7")
+    assert code == 2 and "0, 1" in err
+
+
 def test_the_way_of_a_run(work: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = begin(capfd, "--name", "mine", "--env", "A=b", "--", "long.py", "--x", "1")
     assert run.manifest["name"] == "mine" and run.manifest["env"]["A"] == "b"
@@ -106,7 +132,9 @@ def test_the_way_of_a_run(work: Path, capfd: pytest.CaptureFixture[str]) -> None
     code, out, _err = dstui(capfd, "stop", "mine")
     assert code == 0 and "stopped" in out
     code, out, _err = dstui(capfd, "stop", run.id, "--json")
-    assert json.loads(out)["runs"] == [{"run": run.id, "ended": True, "state": "stopped", "already": True}]
+    assert json.loads(out)["runs"] == [
+        {"run": run.id, "ended": True, "state": "stopped", "already": True, "locks_removed": []}
+    ]
     code, out, _err = dstui(capfd, "logs", "mine")
     assert code == 0 and out.startswith("up\n")
     code, _out, _err = dstui(capfd, "rm", "last")
