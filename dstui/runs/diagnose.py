@@ -973,8 +973,24 @@ def _native(case: _Case) -> Iterator[_Finding]:
             break
     shm = code == -7
     detail = _("a rank ended by {signal}").format(signal=signal_name(-code))
-    named = Named("DR403" if shm else "DR712", "possible" if shm else _recorded(case, agrees=True), detail)
+    size = _shm_size(case.manifest) if shm else None
+    small = size is not None and size <= SMALL_SHM
+    if size is not None:
+        evidence.append(Evidence("manifest.json", None, f"/dev/shm: {gib(size)}"))
+    certainty = _recorded(case, agrees=True) if not shm else "likely" if small else "possible"
+    named = Named("DR403" if shm else "DR712", certainty, detail)
     yield _Finding(named, tuple(evidence), weight=50 if _said(case) else 72)
+
+
+SMALL_SHM = GiB
+"""A /dev/shm that a data loader or NCCL fills; containers start with 64 MB, hosts with half of the RAM."""
+
+
+def _shm_size(manifest: Mapping[str, Any]) -> int | None:
+    facts = manifest.get("facts")
+    host = facts.get("host") if isinstance(facts, Mapping) else None
+    size = host.get("shm_total") if isinstance(host, Mapping) else None
+    return size if isinstance(size, int) else None
 
 
 def _out_of_step(case: _Case) -> Iterator[_Finding]:

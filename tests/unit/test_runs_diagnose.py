@@ -214,6 +214,18 @@ def test_the_record_of_the_supervisor_makes_it_certain(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("size", "certainty"), [(64 << 20, "likely"), (64 << 30, "possible"), (None, "possible")]
+)
+def test_sigbus_is_judged_by_the_size_of_dev_shm(tmp_path: Path, size: int | None, certainty: str) -> None:
+    run = make_run(tmp_path, (LOGS / "bus.log").read_text(), failed(-7))
+    manifest = json.loads(run.manifest_path.read_text())
+    manifest["facts"] = {"host": {"shm_total": size}}
+    write_json(run.manifest_path, manifest)
+    found = diagnose_run(run)
+    assert found.cause is not None and (found.cause.code, found.cause.certainty) == ("DR403", certainty)
+
+
 def test_stopped_by_a_person(tmp_path: Path) -> None:
     run = make_run(
         tmp_path,
