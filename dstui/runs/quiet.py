@@ -21,7 +21,9 @@ from dstui.runs.store import RunDir
 AGAIN = 1.5
 """The next look comes when the silence has become that many times as long."""
 RARELY = 300.0
+"""But no later than that many seconds after the last."""
 SAMPLES = 180
+"""Seconds of samples that a look may need (``dstui.runs.stall``)."""
 STEPS = 3
 """Growths of csv_monitor's files from which on only these count: a log may be written to by a run that hangs."""
 
