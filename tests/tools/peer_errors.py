@@ -4,10 +4,10 @@
     python tests/tools/peer_errors.py --check         say whether they are up to date
     python tests/tools/peer_errors.py --ask --tools BIN --cookbook CLONE     ask the peers first
 
-The rows are those of ``tests/data/gpu/h200*.jsonl``; a file with ``blind`` in its name holds rows that nobody looked
-at. What the peers answer is kept in ``tests/data/gpu/peers.json`` with their version, the date and the command, so
-that only ``--ask`` needs them: DeepSpeed and accelerate in this interpreter, ``vramcalc`` and ``canifinetune`` as
-commands in the folder BIN, and ``calc/calc_transformer_mem.py`` of EleutherAI's cookbook in CLONE.
+The rows are those of ``tests/data/gpu/h200*.jsonl``; of the blind ones our figures are those of ``predicted.json``. What
+the peers answer is kept in ``tests/data/gpu/peers.json`` with their version, the date and the command, so that only
+``--ask`` needs them: DeepSpeed and accelerate in this interpreter, ``vramcalc`` and ``canifinetune`` as commands in
+the folder BIN, and ``calc/calc_transformer_mem.py`` of EleutherAI's cookbook in CLONE.
 
 Each peer is asked about the rows that it says it covers, with the options that describe the row best, and is
 compared with the figure that it says it computes; our error is shown on exactly those rows.
@@ -35,25 +35,39 @@ REPO = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(REPO)]
 
 import cases  # noqa: E402
-from compare_rows import GiB, pairs, predicted  # noqa: E402
+from compare_rows import GiB, pairs, verdicts  # noqa: E402
+
+from dstui.estimate.families import shape_from_config  # noqa: E402
+from dstui.estimate.result import Range  # noqa: E402
 
 DATA = REPO / "tests" / "data" / "gpu"
 ANSWERS = DATA / "peers.json"
+PREDICTED = DATA / "predicted.json"
+"""What was expected of the blind rows (``compare_rows.py --predict``), as it was before they were measured."""
 PAGES = {"en": REPO / "docs" / "accuracy.md", "zh": REPO / "docs" / "zh" / "accuracy.md"}
 Row = dict[str, Any]
 
 
 def rows() -> list[Row]:
-    """Every measured row that has a result, ``set`` added: tuned, aside or blind."""
+    """Every measured row that has a result, ``set`` added: tuned, aside or blind (``cases.group``)."""
     found: dict[str, Row] = {}
     for path in sorted(DATA.glob("h200*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
             row = json.loads(line) if line.strip() else {}
             if row.get("ok"):
                 name = row["case"]["name"]
-                kind = "blind" if "blind" in path.stem else "aside" if cases.aside(name) else "tuned"
-                found[name] = {**row, "set": kind}
+                found[name] = {**row, "set": cases.group(name)}
     return list(found.values())
+
+
+def spans(row: Row) -> dict[str, tuple[Range, int]]:
+    """``compare_rows.pairs``; of a blind row what was predicted before it was measured, not what would be now."""
+    found = pairs(row)
+    name = row["case"]["name"]
+    if row["set"] != "blind" or not PREDICTED.exists():
+        return found
+    first = json.loads(PREDICTED.read_text(encoding="utf-8")).get(name, {})
+    return {what: (Range(*first[what]), seen) for what, (_span, seen) in found.items() if what in first}
 
 
 def zero(row: Row) -> dict[str, Any]:
@@ -200,8 +214,8 @@ def canifinetune_covers(row: Row) -> str | None:
         return "other targets"
     if case.get("quant") and not case.get("kbit"):
         return "quantized weights only with what peft prepares"
-    if case.get("loss") not in (None, "liger"):
-        return "the losses of transformers and liger only"
+    if case.get("loss"):
+        return "the loss of transformers only: it claims nothing for others"
     if full(row) and case["prec"] != "fp32":
         return "no fp32 copy of the weights, which DeepSpeed keeps"
     return alone(row) or (None if "adam" in optimizer(row) or optimizer(row) == "sgd" else "other optimizer")
@@ -214,11 +228,11 @@ def canifinetune_ask(row: Row, o: argparse.Namespace) -> int:
     spec = {
         **{k: v for k, v in model.items() if k != "model_type"},
         "family": model["model_type"],
-        "total_params": row["params"] - (row["trainable"] if case.get("lora") else 0),
+        "total_params": shape_from_config(model, case["model"], "measured").params,
     }
     quant = {None: "none", "nf4": "nf4", "int8": "int8"}[case.get("quant")]
     words = ["--method", "qlora" if case.get("quant") else "lora" if case.get("lora") else "full"]
-    words += ["--quantization", quant, "--loss-backend", case.get("loss") or "stock"]
+    words += ["--quantization", quant]
     words += ["--lora-rank", str(case["lora"]), "--target-scope", "all_linear"] if case.get("lora") else []
     words += [
         "--base-dtype",
@@ -360,7 +374,7 @@ PEERS: dict[str, Peer] = {
     ),
     "canifinetune": Peer(
         "canifinetune",
-        "canifinetune estimate --method full|lora|qlora --quantization Q --loss-backend L --base-dtype D --micro-batch-size N --seq-len N --attn A --optimizer O "
+        "canifinetune estimate --method full|lora|qlora --quantization Q --base-dtype D --micro-batch-size N --seq-len N --attn A --optimizer O "
         "--override-json MODEL --gpu-vram-gb 141 --offline --json",
         tool("canifinetune"),
         canifinetune_covers,
@@ -446,7 +460,6 @@ FIGURES = {
     "device": "GPU, device",
     "host": "host RAM of a rank",
 }
-NEAR = (0.9, 0.97, 1.03, 1.1)
 
 
 def percent(share: float, digits: int = 1) -> str:
@@ -473,25 +486,6 @@ def figures(errors: list[float]) -> list[str]:
     ]
 
 
-def verdicts(row: Row) -> list[tuple[float, str, bool]]:
-    """(card as a share of the measured limit, verdict there, whether it is right), for cards near the limit.
-
-    Below the limit is below the cap that failed, above is above the one that worked; what lies on the card beside
-    PyTorch's memory is added, because the cap counts PyTorch's alone.
-    """
-    t = row["threshold"]
-    e = predicted(row["case"], row)
-    assert e.gpu.device is not None and e.gpu.reserved is not None
-    beside = e.gpu.device.expected - e.gpu.reserved.expected
-    found = []
-    for share in NEAR:
-        base = t["fails"] if share < 1 else t["works"]
-        if base:
-            verdict = predicted(row["case"], row, int(share * base + beside)).verdict
-            found.append((share, verdict, (verdict == "no") == (share < 1)))
-    return found
-
-
 def tables(measured: list[Row], kept: dict[str, Any], language: str) -> dict[str, str]:
     """The generated parts of the page, by name."""
 
@@ -501,7 +495,7 @@ def tables(measured: list[Row], kept: dict[str, Any], language: str) -> dict[str
     def of(a: int, b: int) -> str:
         return f"{a} {say('of')} {b}"
 
-    found = {r["case"]["name"]: pairs(r) for r in measured}
+    found = {r["case"]["name"]: spans(r) for r in measured}
     numbers = [say(w) for w in ("count", "mean", "median", "worst")] + ["≤ 5 %", "≤ 10 %"]
     ours = []
     sets = [k for k in SETS if any(r["set"] == k for r in measured)]
@@ -519,41 +513,42 @@ def tables(measured: list[Row], kept: dict[str, Any], language: str) -> dict[str
 
     limits, right = [], {k: [0, 0] for k in sets}
     for r in measured:
-        t = r.get("threshold") or {}
-        if not t.get("works"):
+        asked = verdicts(r)
+        if not asked:
             continue
-        cells = {}
-        for share, verdict, good in verdicts(r):
-            cells[share] = say(verdict) if good else f"**{say(verdict)} ✗**"
-            right[r["set"]][0] += good
-            right[r["set"]][1] += 1
-        fails = f"{t['fails'] / GiB:.2f}" if t["fails"] else "-"
-        limits.append(
-            [f"`{r['case']['name']}`", say(SETS[r["set"]]), fails, f"{t['works'] / GiB:.2f}"]
-            + [cells.get(share, "-") for share in NEAR]
-        )
+        cells = [say(v) if good else f"**{say(v)} ✗**" for _share, v, good in asked]
+        right[r["set"]][0] += sum(good for _share, _verdict, good in asked)
+        right[r["set"]][1] += len(asked)
+        fails, works = (f"{r['threshold'][k] / GiB:.2f}" for k in ("fails", "works"))
+        limits.append([f"`{r['case']['name']}`", say(SETS[r["set"]]), fails, works, *cells])
     head = ["setting", "rows", "runs out at", "runs at"]
-    scale = [f"{100 * (share - 1):+.0f} %" for share in NEAR]
+    scale = ["-10 %", "-3 %", "+3 %", "+10 %"]  # as compare_rows.verdicts asks
     sums = [[say(SETS[k]), of(*right[k])] for k in sets if right[k][1]]
 
-    beside, used = [], []
-    for name, peer in PEERS.items():
-        answers = {n: a[name] for n, a in kept["answers"].items() if isinstance(a.get(name), int)}
-        these = [r for r in measured if r["case"]["name"] in answers]
-        if not these:
-            continue
-        theirs = [answers[r["case"]["name"]] / r["peak_alloc"] - 1 for r in these]
-        mine = [found[r["case"]["name"]]["allocated"][0].expected / r["peak_alloc"] - 1 for r in these]
-        beside += [[peer.title, *figures(theirs)], [say("dstui, same rows"), *figures(mine)]]
-        about = kept["peers"][name]
-        used.append(
-            [
-                peer.title,
-                f"{about['version']}, {about['date']}",
-                f"`{about['command']}`".replace("|", "\\|"),
-                peer.computes[language],
-            ]
-        )
+    def beside(chosen: list[Row]) -> list[list[str]]:
+        out = []
+        for name, peer in PEERS.items():
+            answers = {
+                r["case"]["name"]: kept["answers"].get(r["case"]["name"], {}).get(name) for r in chosen
+            }
+            these = [r for r in chosen if isinstance(answers[r["case"]["name"]], int)]
+            if these:
+                theirs = [answers[r["case"]["name"]] / r["peak_alloc"] - 1 for r in these]
+                mine = [
+                    found[r["case"]["name"]]["allocated"][0].expected / r["peak_alloc"] - 1 for r in these
+                ]
+                out += [[peer.title, *figures(theirs)], [say("dstui, same rows"), *figures(mine)]]
+        return out
+
+    used = [
+        [
+            peer.title,
+            f"{kept['peers'][name]['version']}, {kept['peers'][name]['date']}",
+            f"`{kept['peers'][name]['command']}`".replace("|", "\\|"),
+            peer.computes[language],
+        ]
+        for name, peer in PEERS.items()
+    ]
 
     every = []
     for r in measured:
@@ -568,7 +563,8 @@ def tables(measured: list[Row], kept: dict[str, Any], language: str) -> dict[str
         "ours": table([say("rows"), say("figure"), *numbers, say("in range")], ours),
         "verdicts": table([say("rows"), say("right")], sums),
         "limits": table([*map(say, head), *scale], limits),
-        "peers": table([say("estimator"), *numbers], beside),
+        "peers": table([say("estimator"), *numbers], beside(measured)),
+        "blind": table([say("estimator"), *numbers], beside([r for r in measured if r["set"] == "blind"])),
         "asked": table([say(w) for w in ("tool", "version, date", "command", "computes")], used),
         "rows": table([say("setting"), say("rows"), f"{say('measured')} GiB", "dstui", *(p.title for p in PEERS.values())], every),
     }  # fmt: skip
