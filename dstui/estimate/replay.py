@@ -9,7 +9,8 @@ model's own allocations come from ``decoder``; what DeepSpeed does around them i
   ``runtime/bf16_optimizer.py``
 * stage 3: ``runtime/zero/stage3.py``, ``partition_parameters.py``, ``comm/coalesced_collectives.py``
 
-of DeepSpeed 0.19.8; ``settings.release`` selects what older releases did (0.17.0, 0.18.4, 0.19.0, 0.19.6).
+of DeepSpeed 0.19.8; ``settings.release`` selects what older releases did (0.17.0, 0.17.6, 0.18.4, 0.19.0, 0.19.3,
+0.19.6, 0.19.8).
 Sizes are bytes per rank.
 """
 
@@ -171,8 +172,9 @@ class _Run:
         self.total = sum(self.numel[i] for i in self.trainable)
         self.largest = max((self.numel[i] for i in self.trainable), default=0)
         self.coordinator: Coordinator | None = None
+        # before 0.17.6 also without ZeRO, whose states it splits over the ranks all the same
         self.bf16_optimizer = (
-            settings.stage == 1
+            (settings.stage == 1 or (settings.stage == 0 and settings.release < (0, 17, 6)))
             and settings.accumulate == 4
             and settings.element == 2
             and not settings.half
@@ -227,7 +229,7 @@ class _Run:
         """Elements of this rank's partition, padded to 2 x ranks (``nccl_start_alignment_factor``)."""
         s = self.s
         total = sum(self.numel[i] for i in group)
-        if s.stage == 0:
+        if s.stage == 0 and not self.bf16_optimizer:
             return total
         if s.stage == 3:
             return sum(-(-self.numel[i] // s.ranks) for i in group)
@@ -290,7 +292,7 @@ class _Run:
         self._tie()
         mem.phase("init")
         b, p = s.element, self.total
-        if s.stage == 0:
+        if s.stage == 0 and not self.bf16_optimizer:
             self._init_stage0(list(originals.values()))
             return
         if self.bf16_optimizer:
@@ -521,6 +523,8 @@ class _Run:
             self._execute(last, tail.forward, slots)
         mem.phase("backward")
         self.backward = True
+        if s.release < (0, 18, 4) and s.stage in (1, 2) and not self.bf16_optimizer:
+            self._setup_buckets()
         slots[tail.grad_output] = mem.malloc(4, ACTIVATIONS)
         self._execute(last, tail.backward, slots)
         mem.release(slots[tail.output])
@@ -637,7 +641,7 @@ class _Run:
         in the epilogue, which stage 1 runs only at the boundary (``engine.allreduce_gradients``)."""
         s = self.s
         if s.contiguous and not self.buckets:
-            element = s.accumulate if s.stage == 1 else s.element
+            element = s.accumulate if s.stage == 1 and s.release >= (0, 18, 4) else s.element
             for _i in range(2 if s.overlap else 1):
                 self.buckets.append(self.mem.malloc(element * s.reduce_bucket, BUFFERS))
 
@@ -880,7 +884,7 @@ class _Run:
     def _step(self) -> None:
         s, mem = self.s, self.mem
         mem.phase("step")
-        if s.stage == 0:
+        if s.stage == 0 and not self.bf16_optimizer:
             self._step_stage0()
         elif s.stage == 3:
             self._step_stage3()

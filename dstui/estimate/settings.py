@@ -312,7 +312,7 @@ class _Reader:
         pin_default = self.release >= (0, 19, 5)
         micro, accumulation = self.batch()
         name, fused, client = self.optimizer(offload_optimizer != "none")
-        accumulate = self.accumulation_type(element)
+        accumulate = self.accumulation_type(element, half, stage)
         lora = training.lora_rank or 0
         if lora and self.shape.family is None:
             lora = 0
@@ -476,11 +476,14 @@ class _Reader:
             return 0
         return 1 if name == "adam" else 2
 
-    def accumulation_type(self, element: int) -> int:
-        """Bytes of ``data_types.grad_accum_dtype``; before 0.17.6 bf16 without ZeRO accumulated in fp32."""
+    def accumulation_type(self, element: int, half: bool, stage: int) -> int:
+        """Bytes of ``data_types.grad_accum_dtype``; before 0.17.6 bf16 without ZeRO accumulated in fp32
+        (``engine.get_data_types``)."""
         value = str(self.section(self.config, "data_types").get("grad_accum_dtype") or "").lower()
         if value in ("fp32", "float32"):
             return 4
         if value in ("fp16", "bf16", "float16", "bfloat16"):
             return 2
+        if stage == 0 and element == 2 and not half and self.release < (0, 17, 6):
+            return 4
         return element

@@ -261,9 +261,15 @@ def test_unmeasured_families_have_wider_ranges() -> None:
 def test_ranks_that_share_a_sequence_need_less(shape: ModelShape, training: Training, stage: int) -> None:
     if training.attention == "eager":
         return
+
+    def activations(e: Estimate) -> int:
+        forward = next(p for p in e.gpu.phases if p.phase == "forward")
+        return sum(forward.parts.get(k, 0) for k in ("activations", "logits"))
+
     alone = run(shape, training, config(stage), machine(4))
     shared = run(shape, dataclasses.replace(training, sequence_parallel=2), config(stage), machine(4))
-    assert allocated(shared) <= allocated(alone) * 1.01
+    # keys of fewer heads than ranks are repeated, and tensors are rounded: 1 % of slack. Gradients travel in fp32.
+    assert activations(shared) <= activations(alone) * 1.01
 
 
 @settings(max_examples=12, deadline=None)
@@ -300,3 +306,27 @@ def test_a_checkpoint_on_disk() -> None:
     for stage, each in ((2, 14), (3, 12)):
         e = run(shape, Training(seq=512), config(stage), machine(1))
         assert e.host.checkpoint == each * shape.params
+
+
+def test_bf16_without_zero_before_its_own_gradients() -> None:
+    """Up to 0.17.5 it was BF16_Optimizer: whole fp32 gradients, states split over the ranks."""
+    shape = load_model("smollm2-360m")
+
+    def rest(release: str) -> int:
+        e = estimate(shape, Training(seq=512), config(0), machine(4), release=release, changes=False)
+        return sum(next(p for p in e.gpu.phases if p.phase == "save").parts.get(k, 0) for k in STATES)
+
+    assert rest("0.17.5") == pytest.approx((2 + 4 + 12 / 4) * shape.params, rel=0.01)
+    assert rest("0.17.6") == pytest.approx(14 * shape.params, rel=0.01)
+
+
+def test_buckets_lay_beside_the_logits_before_0_18_4() -> None:
+    """``backward_prologue`` made them; later the first gradient does, when the loss is done."""
+    shape, training = load_model("qwen2.5-0.5b"), Training(seq=8192)
+
+    def peak(release: str) -> int:
+        e = estimate(shape, training, config(2), machine(1), release=release, changes=False)
+        return next(p for p in e.gpu.phases if p.phase == "backward").total
+
+    bucket = 2 * 500_000_000
+    assert peak("0.18.3") - peak("0.18.4") == pytest.approx(bucket, rel=0.05)
