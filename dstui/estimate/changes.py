@@ -185,6 +185,16 @@ def _for_gpu(config: Mapping[str, Any], training: Training, s: Settings) -> list
                 ("/zero_optimization/offload_param", {"device": "cpu", "pin_memory": s.pin_param}),
             )
         )
+    if training.loss == "standard":
+        out.append(
+            Candidate(
+                _("a fused cross entropy (Liger): no whole logits"),
+                _("a small change of the script"),
+                config,
+                replace(training, loss="fused"),
+                (),
+            )
+        )
     if training.seq > 512:
         seq = training.seq // 2
         out.append(

@@ -599,6 +599,8 @@ def _hopeless(
     s, _notes = read_settings(
         config, training, model, release=release, ranks=machine.ranks, ranks_per_node=machine.ranks_per_node
     )
+    if s.tensor_parallel > 1 or (s.stage == 0 and s.release < (0, 17, 6)):
+        return False  # the states are divided in other ways
     b, kept = s.element, 4 + s.moment
     if s.stage == 0:
         least: float = b + kept + (b + 4 if b == 2 else 4)  # 16-bit and fp32 gradients in the step
