@@ -4,7 +4,7 @@
  * STUB_HANG=1 hangs in the first call, STUB_INIT=N makes it return error N, STUB_MIG=1 splits card 1.
  * STUB_CARDS=N: that many cards instead of two. STUB_USEC=N: a reading takes N microseconds, half of them computing.
  * STUB_HANG_AT=N, STUB_FAIL_AT=N: from the Nth reading of a card's utilisation on, hang or lose every card
- * (STUB_FAIL_FOR=N: for N readings only). STUB_NO_COUNTERS=1: a driver that does not count PCIe and NVLink bytes. */
+ * (STUB_FAIL_FOR=N: for N readings only). STUB_NO_COUNTERS=1: a driver that does not count NVLink bytes. */
 #include <stdlib.h>
 #include <stdio.h>
 #include <string.h>
@@ -96,13 +96,12 @@ int nvmlDeviceGetCurrentClocksEventReasons(Device d, u64 *o) { *o = id(d) ? 0x1 
 int nvmlDeviceGetPcieThroughput(Device d, int counter, unsigned *o) {
     (void)d; if (flag("STUB_USEC")) usleep(20000); *o = counter ? 2000 : 1000; return OK; }
 typedef struct { unsigned fieldId, scopeId; long long timestamp, latency; int type, status; u64 value; } Field;
-/* Counters: 5 MB/s out and 3 MB/s into a card over PCIe, 40 and 30 GB/s over its NVLinks (link 0: a sixth of it). */
+/* Counters: 40 and 30 GB/s over a card's NVLinks (link 0: a sixth of it). */
 int nvmlDeviceGetFieldValues(Device d, int n, Field *f) {
     (void)d; cost(flag("STUB_USEC"));
     for (int i = 0; i < n; i++) {
-        double rate = f[i].fieldId == 197 ? 5e6 : f[i].fieldId == 198 ? 3e6
-            : f[i].fieldId == 138 ? 40e9 / 1024 : f[i].fieldId == 139 ? 30e9 / 1024 : 0;
-        if (f[i].fieldId < 197 && f[i].scopeId != ~0u) rate /= 6;
+        double rate = f[i].fieldId == 138 ? 40e9 / 1024 : f[i].fieldId == 139 ? 30e9 / 1024 : 0;
+        if (f[i].scopeId != ~0u) rate /= 6;
         f[i].type = 3; f[i].status = flag("STUB_NO_COUNTERS") || rate == 0 ? UNSUPPORTED : OK;
         f[i].value = (u64)(rate * now(CLOCK_MONOTONIC)); }
     return OK; }
