@@ -40,6 +40,11 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(_("run {id} started; it needs this terminal no longer").format(id=started.id), flush=True)
     if args.detach:
+        if not args.json:
+            print(
+                _("  watch it: dstui watch {id}    stop it: dstui stop {id}").format(id=started.id),
+                flush=True,
+            )
         return Exit.OK
     return _watch(started, plain=args.plain, quiet=args.json)
 

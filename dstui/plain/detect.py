@@ -280,7 +280,11 @@ def _storage_group(page: _Page, facts: Facts) -> None:
         page.row("-", _unknown(facts, "storage"))
     for i, s in enumerate(facts.storage):
         kind = (
-            _("disk of unknown kind") if s.rotational is None else _("spinning disk") if s.rotational else _("solid state")
+            _("disk of unknown kind")
+            if s.rotational is None
+            else _("spinning disk")
+            if s.rotational
+            else _("solid state")
         )
         if s.filesystem in ("tmpfs", "ramfs"):
             kind = _("in RAM")

@@ -199,7 +199,7 @@ def show(problems: tuple[Problem, ...]) -> None:
 
 
 def announce(started: RunDir, args: argparse.Namespace) -> int:
-    """Print the run; then return, wait or watch as asked. Also used by ``dstui demo``."""
+    """Print the run; then return, wait or watch as asked."""
     if args.json:
         print(json.dumps({"schema_version": 1, "run": started.id, "dir": str(started.path)}), flush=True)
     else:
