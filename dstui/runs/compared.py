@@ -10,7 +10,6 @@ from dstui.i18n import _, ngettext
 from dstui.runs.compare import Comparison, Figures, Verdict
 from dstui.units import duration, gib
 
-
 WIDE = 10.0
 """An interval whose ends are further apart than this factor is not worth its digits."""
 
