@@ -9,13 +9,14 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from dstui.estimate.inputs import Training
 from dstui.estimate.model import load_model
 from dstui.estimate.plan import Plan, plan
+from dstui.estimate.search import Goal
 from dstui.facts.describe import describe
 from dstui.facts.model import Facts, Storage
 from dstui.units import GiB
@@ -24,7 +25,7 @@ from tests.unit.test_plan import CASES, EXPECTED, RELEASE
 
 pytestmark = pytest.mark.real
 
-MODELS = ("qwen2.5-0.5b", "qwen2.5-1.5b", "llama-3.2-3b", "llama-2-7b")
+MODELS = ("qwen2.5-0.5b", "qwen2.5-1.5b", "llama-3.2-3b")
 MACHINES = ("1x4090", "2x4090", "4xL40S", "8xA100-80G", "8xT4")
 
 
@@ -40,22 +41,22 @@ def job(p: Plan, path: Path, loop: str) -> dict[str, Any]:
 
 def test_every_plan_is_accepted_at_its_world_size(tmp_path: Path) -> None:
     plans: list[tuple[str, Plan]] = []
-    for name, (model, gpus, ram, nodes, how) in CASES.items():
-        if EXPECTED[name][0] == "no":
-            continue
-        for goal in ("fit", "speed", "batch"):
-            for loop in ("plain", "hf"):
-                facts = describe(gpus, nodes=nodes, ram=ram)
-                training = Training(loop=loop, **how)  # type: ignore[arg-type]
-                p = plan(load_model(model), training, facts, release=RELEASE, goal=goal, global_batch=64)  # type: ignore[arg-type]
-                plans.append((loop, p))
+
+    def add(model: str, facts: Facts, training: Training, goal: Goal, total: int | None) -> None:
+        p = plan(load_model(model), training, facts, release=RELEASE, goal=goal, global_batch=total)
+        if p.config is not None:
+            plans.append((training.loop, p))
+
+    loops: tuple[Literal["plain", "hf"], ...] = ("plain", "hf")
+    for i, (name, (model, gpus, ram, nodes, how)) in enumerate(CASES.items()):
+        if EXPECTED[name][0] != "no":
+            for loop in loops:
+                goal: Goal = ("fit", "speed", "batch")[(i + (loop == "hf")) % 3]
+                add(model, describe(gpus, nodes=nodes, ram=ram), Training(loop=loop, **how), goal, 64)
     for model in MODELS:
         for gpus in MACHINES:
-            for nodes in (1, 2):
-                facts = describe(gpus, nodes=nodes, ram="128GiB")
-                plans.append(("plain", plan(load_model(model), Training(seq=1024), facts, release=RELEASE)))
-    plans = [(loop, p) for loop, p in plans if p.config is not None]
-    assert len(plans) > 60 and len({p.ranks for _l, p in plans}) >= 5
+            add(model, describe(gpus, nodes=2, ram="128GiB"), Training(seq=1024), "fit", None)
+    assert len(plans) >= 24 and len({p.ranks for _l, p in plans}) >= 5, [p.ranks for _l, p in plans]
     jobs = [job(p, tmp_path / f"{i}.json", loop) for i, (loop, p) in enumerate(plans)]
     wrong = [
         (j["file"], p.config, a)
@@ -70,6 +71,9 @@ import json, sys
 import torch, deepspeed
 config = json.load(open(sys.argv[1]))
 config["optimizer"]["params"]["lr"] = 1e-2
+if "ratio" not in config["zero_optimization"].get("offload_optimizer", {}):  # that asserts DeepSpeed's own Adam
+    config["optimizer"]["params"]["torch_adam"] = True  # spares the build of an op
+    config["zero_force_ds_cpu_optimizer"] = False
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Tanh(), torch.nn.Linear(256, 64))
 engine, _, _, _ = deepspeed.initialize(model=model, config=config)

@@ -439,3 +439,42 @@ def test_ranks_that_share_a_row_count_once() -> None:
     assert p.cost and p.cost.samples == 6
     with pytest.raises(DstuiError):
         plan(load_model("llama-2-7b"), Training(sequence_parallel=3), describe("8x80GiB"), release=RELEASE)
+
+
+MEASURED: list[tuple[dict[str, Any], float]] = [
+    ({"stage": 0}, 0.155),
+    ({"stage": 2}, 0.215),
+    ({"stage": 2, "checkpointing": False}, 0.145),
+    ({"stage": 3}, 0.42),
+    ({"stage": 2, "offload_optimizer": "cpu"}, 0.77),
+    ({"stage": 3, "offload_optimizer": "cpu"}, 1.41),
+    ({"stage": 2, "ranks": 2}, 0.14),
+    ({"stage": 3, "ranks": 2}, 0.315),
+    ({"stage": 2, "ranks": 2, "offload_optimizer": "cpu"}, 0.63),
+    ({"stage": 1, "ranks": 2, "accumulation": 4}, 0.42),
+    ({"stage": 2, "micro_batch": 4, "seq": 2048, "checkpointing": False}, 0.2),
+    (
+        {
+            "stage": 2, "ranks": 2, "seq": 2048, "layers": 32, "hidden": 4096,
+            "params": 6_738_415_616, "trained": 6_738_415_616,
+        },
+        0.4,
+    ),
+]  # fmt: skip
+"""Seconds of a steady step on H200: a Llama of 1.24e9 parameters (16 layers, 1024 tokens), the last one of 7B; torch
+2.11, DeepSpeed 0.19.8, cards of their own."""
+
+
+def test_the_cost_model_beside_measured_steps() -> None:
+    said = []
+    for changes, measured in MEASURED:
+        base = work(params=1_236_000_000, trained=1_236_000_000, layers=16, hidden=2048, seq=1024, ranks=1)
+        w = replace(base, **changes)
+        w = replace(w, ranks_per_node=w.ranks)
+        r = rates(describe(f"{w.ranks}xH200"), ranks=w.ranks, ranks_per_node=w.ranks)
+        said.append(step_cost(w, r).total)
+        assert 0.5 * measured <= said[-1] <= 1.15 * measured, changes
+    apart = [
+        (a, b) for a in range(len(said)) for b in range(len(said)) if MEASURED[a][1] > 1.6 * MEASURED[b][1]
+    ]
+    assert apart and all(said[a] > said[b] for a, b in apart)
