@@ -17,7 +17,6 @@ from dstui.plain import run as runs
 from dstui.runs import ab, store
 from dstui.runs.ab import AbDir, Plan
 from dstui.runs.spec import RunSpec
-from dstui.runs.start import PreflightFailed
 from dstui.units import duration
 
 
@@ -73,11 +72,7 @@ def run(args: argparse.Namespace) -> int:
         return Exit.OK
     if args.join is not None:
         return _follow(ab.find(args.join), args)
-    try:
-        started = ab.begin(plan_of(args))
-    except PreflightFailed as e:
-        runs.show(e.problems)
-        raise DstuiError(_("nothing was started: {problem}").format(problem=e.message), e.hint) from e
+    started = ab.begin(plan_of(args))
     if args.detach:
         if args.format == "json":
             print(json.dumps({"schema_version": 1, "ab": started.id, "dir": str(started.path)}))
