@@ -127,8 +127,9 @@ def _looks(window: Sequence[Sample]) -> list[_Look] | None:
     return found or None
 
 
-def recent(samples: Sequence[Sample], now: float, seconds: float = WINDOW) -> list[Sample]:
-    return [s for s in samples if s.t > now - seconds]
+def recent(samples: Sequence[Sample], now: float) -> list[Sample]:
+    """The samples of the last ``WINDOW`` seconds."""
+    return [s for s in samples if s.t > now - WINDOW]
 
 
 def on_lock(samples: Sequence[Sample], now: float) -> Stall | None:
