@@ -14,6 +14,7 @@ from dstui.i18n import _
 from dstui.plain.columns import wrap
 from dstui.runs.causes import BY_CODE, CHECKPOINTS
 from dstui.runs.diagnose import Diagnosis, diagnose
+from dstui.runs.store import state_word
 
 WIDTH = 100
 
@@ -64,7 +65,7 @@ def _config(name: str) -> Mapping[str, Any]:
 
 def render(found: Diagnosis) -> str:
     """The answer as text: fate, cause with its checkpoint, evidence, what to change."""
-    lines = [_("outcome: {outcome}").format(outcome=found.outcome)]
+    lines = [_("outcome: {outcome}").format(outcome=state_word(found.outcome))]
     cause = found.cause
     if cause is None:
         lines.append(_("no cause found in what is there"))

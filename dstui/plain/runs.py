@@ -13,7 +13,7 @@ from dstui.i18n import _
 from dstui.plain.columns import pad, width
 from dstui.runs import store
 from dstui.runs.adopt import adopt_lost
-from dstui.runs.store import RunDir
+from dstui.runs.store import RunDir, state_word
 from dstui.units import duration
 
 
@@ -86,22 +86,6 @@ def run(args: argparse.Namespace) -> int:
         return Exit.OK
     print(table(rows))
     return Exit.OK
-
-
-STATE_WORDS = ("starting", "running", "stalled", "finished", "failed", "stopped", "lost")
-
-
-def state_word(state: str) -> str:
-    """The state in the reader's language."""
-    return {
-        "starting": _("starting"),
-        "running": _("running"),
-        "stalled": _("stalled"),
-        "finished": _("finished"),
-        "failed": _("failed"),
-        "stopped": _("stopped"),
-        "lost": _("lost"),
-    }.get(state, state)
 
 
 def table(rows: list[dict[str, Any]], now: float | None = None) -> str:

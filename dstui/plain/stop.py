@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             continue
         if done.already:
-            print(_("run {id} had ended: {state}").format(id=target.id, state=done.state))
+            print(_("run {id} had ended: {state}").format(id=target.id, state=store.state_word(done.state)))
         elif not done.ended:
             print(
                 _("run {id} was asked to stop and has not ended yet; harder: dstui stop --now {id}").format(

@@ -19,7 +19,7 @@ from dstui.runs.alerts import Alert
 from dstui.runs.causes import CHECKPOINTS
 from dstui.runs.stacks import Stacks, dump
 from dstui.runs.state import Phase
-from dstui.runs.store import RunDir
+from dstui.runs.store import RunDir, state_word
 from dstui.runs.view import RunView, Snapshot
 from dstui.units import duration, gib
 
@@ -144,18 +144,6 @@ def follow(target: RunDir, *, as_lines: bool = False, view: RunView | None = Non
         view.close()
 
 
-def state_text(state: str) -> str:
-    return {
-        "starting": _("starting"),
-        "running": _("running"),
-        "stalled": _("stalled"),
-        "finished": _("finished"),
-        "failed": _("failed"),
-        "stopped": _("stopped"),
-        "lost": _("lost"),
-    }[state]
-
-
 def phase_text(phase: Phase, now: float) -> str:
     """``building ops (cpu_adam) for 31s``."""
     elapsed = duration(max(0.0, now - phase.since))
@@ -175,7 +163,7 @@ def phase_text(phase: Phase, now: float) -> str:
 
 def line(shot: Snapshot, now: float) -> str:
     """One tick as text, most important first."""
-    parts = [time.strftime("%H:%M:%S", time.localtime(now)), state_text(shot.state)]
+    parts = [time.strftime("%H:%M:%S", time.localtime(now)), state_word(shot.state)]
     if shot.phase is not None:
         parts.append(phase_text(shot.phase, now))
     if shot.step is not None and shot.phase is None:
@@ -236,7 +224,7 @@ def ending(shot: Snapshot) -> str:
     """How it ended, its cause, its evidence and what to change."""
     end = shot.ending
     if end is None:
-        return state_text(shot.state)
+        return state_word(shot.state)
     lines = [_("run {id} {text}").format(id=shot.id, text=end.text)]
     if end.cause:
         lines.append(f"  {end.cause} {end.cause_name} ({end.certainty})")

@@ -8,6 +8,7 @@ from typing import Any
 
 from dstui.i18n import _, ngettext
 from dstui.runs.compare import Comparison, Figures, Verdict
+from dstui.runs.store import state_word
 from dstui.units import duration, gib
 
 WIDE = 10.0
@@ -25,7 +26,7 @@ def _seconds(x: float) -> str:
 def _rows() -> list[tuple[str, str, Callable[[Any], str]]]:
     """Field of Figures, its title, how a value is written."""
     return [
-        ("state", _("state"), str),
+        ("state", _("state"), state_word),
         ("deepspeed", "DeepSpeed", str),
         ("torch", "torch", str),
         ("gpu", _("cards"), str),

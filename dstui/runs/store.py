@@ -392,6 +392,19 @@ def liveness(run: RunDir) -> Liveness:
     )
 
 
+def state_word(state: str) -> str:
+    """The state in the reader's language; what is no state stays as it is."""
+    return {
+        "starting": _("starting"),
+        "running": _("running"),
+        "stalled": _("stalled"),
+        "finished": _("finished"),
+        "failed": _("failed"),
+        "stopped": _("stopped"),
+        "lost": _("lost"),
+    }.get(state, state)
+
+
 def state(run: RunDir) -> str:
     """``starting running finished failed stopped lost``; ``stalled`` needs a look at its progress (state.py).
 

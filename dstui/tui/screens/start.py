@@ -293,12 +293,4 @@ def _state(run: RunDir) -> str:
         state = store.state(run)
     except DstuiError:
         return _("damaged")
-    return {
-        "starting": _("starting"),
-        "running": _("running"),
-        "stalled": _("stalled"),
-        "finished": _("finished"),
-        "failed": _("failed"),
-        "stopped": _("stopped"),
-        "lost": _("lost"),
-    }.get(state, state)
+    return store.state_word(state)
