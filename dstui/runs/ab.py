@@ -152,12 +152,19 @@ def home() -> Path:
     return paths.state_home() / "ab"
 
 
+def _created(path: Path) -> float:
+    try:
+        return float(AbDir(path).data["created_at"])
+    except (DstuiError, KeyError, TypeError):
+        return 0.0
+
+
 def find(reference: str = "last") -> AbDir:
     """By id, unique prefix or ``last``. Raises DstuiError."""
     try:
         there = sorted(
             (p for p in home().iterdir() if (p / "ab.json").is_file()),
-            key=lambda p: p.stat().st_ctime,
+            key=_created,
             reverse=True,
         )
     except OSError:
