@@ -204,6 +204,8 @@ class Progress:
     _script_counts_other: bool = False
     _bar_counts_other: bool = False
     _loss_count: int = 0
+    _lr_at: float | None = None
+    """Last x of csv_monitor's learning rate."""
     _last_loss: float | None = None
     """The last that was neither 0 nor NaN."""
     _overflowed: bool = False
@@ -522,9 +524,12 @@ class Progress:
             return
         if metric in ("lr", "train_loss", "loss_scale"):
             self._learn_batch(rows)
-            strides = [b[0] - a[0] for a, b in itertools.pairwise(rows) if b[0] > a[0]]
-            if strides:
-                self.samples_a_step = round(min(strides))
+            if metric == "lr":
+                xs = [*([] if self._lr_at is None else [self._lr_at]), *(x for x, _y in rows)]
+                strides = [b - a for a, b in itertools.pairwise(xs) if b > a]
+                if strides:
+                    self.samples_a_step = min(round(min(strides)), self.samples_a_step or round(max(strides)))
+                self._lr_at = xs[-1]
         per_step = self.batch
         for x, y in rows:
             step = round(x / per_step) if per_step else None

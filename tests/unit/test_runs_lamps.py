@@ -242,3 +242,12 @@ def test_rules_speak_through_the_lamp_of_their_checkpoint() -> None:
     run.tick()
     lamp = RunView(run.run, clock=lambda: run.now).poll().lamps[1]
     assert lamp.level == "yellow" and lamp.text.startswith("DS301"), lamp
+
+
+def test_samples_a_step_are_counted_from_one_row_a_poll() -> None:
+    p = Progress(batch=32)
+    for n in range(1, 5):
+        p.csv("lr", [(32.0 * n, 0.1)], 1000.0 + n)
+    assert p.samples_a_step == 32
+    p.csv("lr", [(32.0 * 40, 0.1), (32.0 * 41, 0.1)], 1100.0)
+    assert p.samples_a_step == 32
