@@ -315,7 +315,9 @@ def _need(e: Estimate) -> str:
 def _placement_choice(search: Search, found: Found, s: Setup, e: Estimate) -> Choice:
     need, ranks = _need(e), search.ranks
     stage = s.placement.stage
-    if stage == 0 and ranks == 1:
+    if search.cpu_only:
+        text = _("no GPU: every tensor is in host RAM ({need})")
+    elif stage == 0 and ranks == 1:
         text = _(
             "all of it fits on one card ({need}): ZeRO has nothing to split, plain PyTorch does the same"
         )
