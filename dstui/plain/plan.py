@@ -13,7 +13,6 @@ from typing import Any
 from dstui.errors import DstuiError, Exit
 from dstui.estimate.model import load_model
 from dstui.estimate.plan import Plan, plan
-from dstui.estimate.search import Objection
 from dstui.facts.describe import facts_for
 from dstui.facts.model import Facts
 from dstui.i18n import _
@@ -26,6 +25,7 @@ from dstui.plain.estimate import (
     training_of,
     training_options,
 )
+from dstui.rules.diagnostic import Finding
 from dstui.units import gib
 
 
@@ -77,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
         from dstui.runs import calibration
 
         known = calibration.load(facts, shape, release=release)
+    rules = _Rules(facts, release, training.loop, args.world_size or facts.world_size)
     answer = plan(
         shape,
         training,
@@ -89,8 +90,9 @@ def run(args: argparse.Namespace) -> int:
         precision=args.precision,
         network=args.network,
         calibration=known,
-        objection=objection(facts, release, training.loop, args.world_size or facts.world_size),
+        objection=rules.objection,
     )
+    findings = [] if answer.config is None else rules.findings(answer.config)
     text = None if answer.config is None else json.dumps(answer.config, indent=2) + "\n"
     if text is not None and args.output:
         from dstui.config.write import save
@@ -100,41 +102,48 @@ def run(args: argparse.Namespace) -> int:
         if backup is not None:
             print(_("the file that was there is {path} now").format(path=backup), file=sys.stderr)
     if args.json or args.format == "json":
-        print(json.dumps(to_json(answer), indent=2, ensure_ascii=False))
+        print(json.dumps(to_json(answer, findings), indent=2, ensure_ascii=False))
     else:
-        print("\n".join([*_head(shape, facts, answer), *render(answer)]), file=sys.stderr)
+        print("\n".join([*_head(shape, facts, answer), *render(answer, findings)]), file=sys.stderr)
         if text is not None and not args.output:
             print(text, end="")
     return {"no": Exit.BAD, "unknown": Exit.CANNOT}.get(answer.verdict, Exit.OK)
 
 
-def objection(facts: Facts, release: str | None, loop: str, ranks: int | None) -> Objection:
-    """What ``check`` says against a config: its first error or silent-wrong finding for this release."""
-    from dstui.config.document import Document
-    from dstui.config.schema import newest
-    from dstui.rules.engine import Context, check_document
+class _Rules:
+    """What ``check`` says about a config for this machine and release."""
 
-    context = Context(
-        release=release or newest(),
-        engine="hf" if loop == "hf" else "deepspeed",
-        facts=facts,
-        world_size=ranks,
-    )
+    def __init__(self, facts: Facts, release: str | None, loop: str, ranks: int | None) -> None:
+        from dstui.config.schema import newest
+        from dstui.rules.engine import Context
 
-    def ask(config: Mapping[str, Any]) -> str | None:
-        report = check_document(Document.parse(json.dumps(config)), context)
-        for finding in report.findings:
-            if finding.severity in ("error", "silent-wrong"):
-                return f"{finding.code}: {finding.message}"
+        self._context = Context(
+            release=release or newest(),
+            engine="hf" if loop == "hf" else "deepspeed",
+            facts=facts,
+            world_size=ranks,
+        )
+
+    def findings(self, config: Mapping[str, Any]) -> list[Finding]:
+        """All but ``info``."""
+        from dstui.config.document import Document
+        from dstui.rules.engine import check_document
+
+        report = check_document(Document.parse(json.dumps(config)), self._context)
+        return [f for f in report.findings if f.severity != "info"]
+
+    def objection(self, config: Mapping[str, Any]) -> str | None:
+        """The first finding for which a config must not be written."""
+        for f in self.findings(config):
+            if f.severity in ("error", "silent-wrong"):
+                return f"{f.code}: {f.message}"
         return None
-
-    return ask
 
 
 # -- JSON ------------------------------------------------------------------------------------------------
 
 
-def to_json(answer: Plan) -> dict[str, Any]:
+def to_json(answer: Plan, findings: list[Finding]) -> dict[str, Any]:
     """The fields of ``dstui plan --json``; sizes in bytes, seconds of one optimizer step."""
     s = answer.setup
     return {
@@ -155,6 +164,7 @@ def to_json(answer: Plan) -> dict[str, Any]:
         "checkpointing": s.checkpointing,
         "choices": [dataclasses.asdict(c) for c in answer.choices],
         "rejected": [dataclasses.asdict(r) for r in answer.rejected],
+        "findings": [{"code": f.code, "severity": f.severity, "message": f.message} for f in findings],
         "cost": None if answer.cost is None else answer.cost.to_json(),
         "rates": list(answer.rates.sources),
         "changes": [{"title": c.title, "costs": c.costs} for c in answer.changes],
@@ -169,7 +179,7 @@ def _head(shape: Any, facts: Any, answer: Plan) -> list[str]:
     return wrap(headline(shape, facts, answer.estimate), WIDTH, "", None)
 
 
-def render(answer: Plan) -> list[str]:
+def render(answer: Plan, findings: list[Finding]) -> list[str]:
     """Reasons, what was rejected, and the cost of a step, in at most 80 columns."""
     lines: list[str] = []
     if answer.reason:
@@ -184,6 +194,10 @@ def render(answer: Plan) -> list[str]:
         lines += ["", _("Rejected")]
         for r in answer.rejected:
             lines += wrap(f"{r.what}: {r.reason}", WIDTH, "  ", "    ")
+    if findings:
+        lines += ["", _("What check says of it")]
+        for f in findings:
+            lines += wrap(f"{f.code} {f.message}", WIDTH, "  ", "    ")
     if answer.changes:
         lines += ["", _("What would fit") if answer.config is None else _("Also possible")]
         for change in answer.changes:

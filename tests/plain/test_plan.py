@@ -95,3 +95,12 @@ def test_a_release_with_a_silent_fault_is_planned_around(capsys: pytest.CaptureF
         r["what"] == "ZeRO stage 2 with the optimizer on cpu" and "DS805" in r["reason"]
         for r in data["rejected"]
     )
+
+
+def test_what_check_warns_of_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["--model", "llama-2-7b", "--gpus", "8xA100-80G", "--ram", "512GiB"]
+    code, data = answer(capsys, *args, "--deepspeed", "0.16.0")
+    assert code == 0 and [f["code"] for f in data["findings"]] == ["DS810"]
+    assert answer(capsys, *args, "--deepspeed", "0.19.8")[1]["findings"] == []
+    main(["plan", *args, "--deepspeed", "0.16.0"])
+    assert "DS810" in capsys.readouterr().err
