@@ -396,7 +396,7 @@ def _communication(
     """Seconds a step by collective, and their share of the median step.
 
     Each line's time is the *sum* of all so far of that name: the timer is stopped without a reset and read with
-    ``elapsed(reset=False)`` (``comm/comm.py`` timed_op and ``utils/timer.py``, 0.18.9 and 0.19.8; executed). The table
+    ``elapsed(reset=False)`` (``comm/comm.py`` timed_op and ``utils/timer.py``, read in 0.18.9 and 0.19.8, executed in 0.19.8). The table
     of ``log_summary()`` adds these sums up again and tells nothing. Where a series falls, they are single times.
     """
     first = min((s for s, _op, _t in reader.operations if s >= warmup), default=0)
