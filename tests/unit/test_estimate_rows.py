@@ -62,7 +62,7 @@ def errors(found: Found, what: str) -> dict[str, float]:
 BOUNDS = {"allocated": (0.01, 0.03), "reserved": (0.05, 0.12), "host": (0.07, 0.15)}
 """Mean and worst error of each figure."""
 SEEN = {"allocated": (0.001, 0.01), "reserved": (0.015, 0.10), "host": (0.04, 0.12)}
-LEAST = {"tuned": 70, "aside": 45, "blind": 17}
+LEAST = {"tuned": 70, "aside": 45, "blind": 24}
 
 
 @pytest.mark.parametrize("group", list(LEAST))
