@@ -95,7 +95,12 @@ OFFLOAD = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
         ("nosync", {"zero_optimization": {"stage": 2}}, "DR302", "certain"),
         ("twice", {"zero_optimization": {"stage": 2}}, "DR105", "certain"),
         ("index", {}, "DR801", "certain"),
-        ("weight", {"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}}, "DR106", "certain"),
+        (
+            "weight",
+            {"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}},
+            "DR106",
+            "certain",
+        ),
         ("memory", {}, "DR404", "certain"),
         ("loader", {}, "DR802", "certain"),
         ("ok", {"zero_optimization": NVME}, "DR203", "certain"),  # a path where no folder can be
