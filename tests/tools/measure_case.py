@@ -145,7 +145,7 @@ def quantised(case: cases.Case, cls: Any, config: Any) -> Any:
     from transformers import BitsAndBytesConfig
 
     folder = Path(tempfile.gettempdir()) / f"weights-{case['model']}"
-    if not (folder / "config.json").exists():
+    if not (folder / "config.json").exists() and torch.distributed.get_rank() == 0:
         part = Path(tempfile.mkdtemp())
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.bfloat16)
