@@ -442,7 +442,7 @@ def _killed(case: _Case) -> Iterator[_Finding]:
     elif system:
         certainty = "likely"
         detail = _("the kernel killed a process for lack of memory while this run went on")
-    elif own == 0 and system == 0:
+    elif _no_kills(case):
         yield _Finding(
             Named("DR721", "likely", _("SIGKILL, but the kernel counted no out-of-memory kill")),
             tuple(evidence),
@@ -457,6 +457,12 @@ def _killed(case: _Case) -> Iterator[_Finding]:
     )
     if certainty != "certain":
         yield _Finding(Named("DR721", "possible"), tuple(evidence), weight=10)
+
+
+def _no_kills(case: _Case) -> bool:
+    """Whether the supervisor looked at the kernel's counts, and they had not moved."""
+    kills = (case.exit or {}).get("oom_kills") or {}
+    return kills.get("cgroup") == 0 and kills.get("system") == 0
 
 
 def _memory_evidence(case: _Case) -> list[Evidence]:
@@ -803,9 +809,12 @@ def _gpu_oom(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list
     if limited:
         capacity = allowed
     phase = oom_phase(f)
-    detail = _("{tried} more were asked for, the card has {capacity}").format(
-        tried=gib(tried), capacity=gib(capacity)
+    words = (
+        _("{tried} more were asked for, this process may take {capacity} of the card")
+        if limited
+        else _("{tried} more were asked for, the card has {capacity}")
     )
+    detail = words.format(tried=gib(tried), capacity=gib(capacity))
     if tried is None or capacity is None:
         detail = _first_line(text)
     if f.rank is not None:
@@ -1264,6 +1273,8 @@ def _spoken(case: _Case) -> Iterator[_Finding]:
         certainty: Certainty = "likely" if case.outcome == "failed" and said.weight > 20 else "possible"
         text = line.text.strip()
         if said.code == "DR303" and re.search(r"to (\d+) from \1\b", text):
+            continue
+        if said.code == "DR401" and _no_kills(case) and not re.search(r"oom|out of memory", text, re.I):
             continue
         yield _Finding(
             Named(said.code, certainty, _first_line(clean(text))),

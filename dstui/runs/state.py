@@ -596,16 +596,22 @@ class Progress:
         """The usual gap of a run that was joined just now and whose lines have no stamps: the sampler noted each
         second how long the log was."""
         times: list[float] = []
-        rest = list(self._places)
+        rest, before, first = list(self._places), None, None
         for s in samples:
             if s.sizes is None:
                 continue
             passed = [x for x in rest if x < s.sizes[0]]
             if passed:
                 rest = rest[len(passed) :]
+                first = before if not times else first
                 times.append(s.t)
+            before = s.t
         gaps = sorted(b - a for a, b in itertools.pairwise(times[1:]))  # the first may stand for many
-        return gaps[len(gaps) // 2] if len(gaps) >= 3 else None
+        if len(gaps) >= 3:
+            return gaps[len(gaps) // 2]
+        if len(self._places) >= 3 and not rest and first is not None:  # steps came faster than samples
+            return (times[-1] - first) / (len(self._places) - 1)
+        return None
 
     def stall(self, now: float, samples: Sequence[Sample], *, offload: bool = False) -> Stall | None:
         """Why the run stands still; None when it may well be working.

@@ -33,6 +33,10 @@ GPU = DATA / "gpu"
         ("dtype", "DR603"),
         ("host-oom", "DR401"),
         ("killed", "DR401"),  # a log alone cannot tell who killed it
+        ("rank-killed", "DR401"),
+        ("oom-step", "DR103"),
+        ("oom-step-2", "DR103"),
+        ("scale-floor-2", "DR602"),
     ],
 )
 def test_the_log_of_a_failure(name: str, code: str) -> None:
@@ -42,13 +46,31 @@ def test_the_log_of_a_failure(name: str, code: str) -> None:
     assert found.cause.certainty != "certain"
 
 
-def replay(name: str, seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRun:
-    """A living run with the log, config and first ``seconds`` of samples of a recorded one, ending now."""
+def test_a_limit_of_the_process_is_not_called_the_size_of_the_card() -> None:
+    found = diagnose(DATA / "logs" / "gpu" / "oom-step.log")
+    assert found.cause is not None
+    assert "0.2 GiB more were asked for, this process may take 7.0 GiB of the card" in found.cause.detail
+
+
+def replay(
+    name: str,
+    seconds: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    cards: int = 1,
+    longer: float = 0,
+) -> FakeRun:
+    """A living run with the log, config and first ``seconds`` of samples of a recorded one, ending now.
+
+    ``longer``: the last ten samples go on for that many seconds, as a wait does that nobody ends."""
     monkeypatch.setenv("DSTUI_STATE_HOME", str(tmp_path))
     head, *rows = [json.loads(x) for x in (GPU / name / "1s.jsonl").read_text().splitlines()]
     begin = rows[0]["t"]
     rows = [r for r in rows if r["t"] <= begin + seconds]
-    fake = FakeRun(gpus=1, ranks=1, total=0)
+    still, end = rows[-10:], rows[-1]["t"]
+    rows += [{**still[i % 10], "t": end + 1 + i} for i in range(round(longer))]
+    fake = FakeRun(gpus=cards, ranks=cards, total=0)
     late = fake.now - rows[-1]["t"]
     sized = [r for r in rows if r.get("sizes")]
     size = sized[-1]["sizes"][0]
@@ -81,3 +103,57 @@ def test_an_optimizer_step_in_host_ram(tmp_path: Path, monkeypatch: pytest.Monke
     assert {"op": "remove", "path": "/zero_optimization/offload_optimizer"} in edits
     assert {"op": "replace", "path": "/gradient_accumulation_steps", "value": 120} in edits
     assert stall.WINDOW == 20.0  # the evidence was not shortened
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds", "ranks", "how"),
+    [
+        ("asleep", 60, (1,), "sleep"),  # after 40 steps
+        ("never-came", 30, (1,), "sleep"),  # after 3 steps within one second; then other jobs warm the cards
+        ("fewer-batches", 30, (), ""),  # rank 1 is in a barrier, rank 0 in an all-reduce
+    ],
+)
+def test_two_cards_in_collectives_that_never_end(
+    name: str,
+    seconds: float,
+    ranks: tuple[int, ...],
+    how: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Recorded on cards that the three jobs shared: both spin in every one of them, whoever is away."""
+    fake = replay(name, seconds, tmp_path, monkeypatch, cards=2, longer=30)
+    shot = RunView(fake.run).poll()
+    assert shot.stall is not None
+    assert (shot.state, shot.stall.kind, shot.stall.code) == ("stalled", "collective", "DR506")
+    assert (shot.stall.ranks, shot.stall.how) == (ranks, how)
+    found = diagnose_run(fake.run)
+    assert found.cause is not None and (found.outcome, found.cause.code) == ("stalled", "DR506")
+    assert found.cause.certainty == "likely" and found.evidence
+
+
+@pytest.mark.parametrize("name", ["asleep", "never-came", "fewer-batches"])
+def test_the_same_runs_while_they_still_worked(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = replay(name, 10, tmp_path, monkeypatch, cards=2)
+    assert RunView(fake.run).poll().stall is None
+
+
+def test_a_kill_that_the_kernel_did_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its exit record the killed rank of two is no lack of memory, not even a possible one."""
+    monkeypatch.setenv("DSTUI_STATE_HOME", str(tmp_path))
+    fake = FakeRun(gpus=2, ranks=2, total=0)
+    fake.run.out_log.write_bytes((DATA / "logs" / "gpu" / "rank-killed.log").read_bytes())
+    ended = {
+        "schema_version": 1, "outcome": "failed", "code": 247, "signal": "SIGKILL", "rank_code": -9, "first_rank": 1,
+        "reason": "rank 1 killed by SIGKILL (launcher exit code 247)", "oom_kills": {"cgroup": 0, "system": 0},
+    }  # fmt: skip
+    fake.run.exit_path.write_text(json.dumps(ended))
+    found = diagnose_run(fake.run)
+    assert found.cause is not None and (found.cause.code, found.cause.certainty) == ("DR721", "likely")
+    assert "DR401" not in [o.code for o in found.others]
+    for count, certainty in (({"cgroup": 1, "system": 1}, "certain"), ({"cgroup": 0, "system": 1}, "likely")):
+        fake.run.exit_path.write_text(json.dumps({**ended, "oom_kills": count}))
+        found = diagnose_run(fake.run)
+        assert found.cause is not None and (found.cause.code, found.cause.certainty) == ("DR401", certainty)
