@@ -66,7 +66,7 @@ def begin(tmp_path: Path) -> Iterator[Callable[..., RunDir]]:
             send(p, signal.SIGKILL)
 
 
-def until(condition: Callable[[], Any], seconds: float = 15) -> Any:
+def until(condition: Callable[[], Any], seconds: float = 60) -> Any:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         found = condition()
@@ -76,7 +76,7 @@ def until(condition: Callable[[], Any], seconds: float = 15) -> Any:
     raise AssertionError(f"not within {seconds} s")
 
 
-def ended(run: RunDir, seconds: float = 30) -> dict[str, Any]:
+def ended(run: RunDir, seconds: float = 90) -> dict[str, Any]:
     return until(lambda: run.exit, seconds)
 
 
