@@ -235,7 +235,8 @@ _ALL = (
         N_("one rank does not reach the operation: it waits for data, saves alone, has fewer batches, died, or "
            "takes another path through the model"),
         N_("look at the rank that is missing; give every rank the same number of batches and call save_checkpoint "
-           "on all ranks; raise the time-out only when the work is really that long (10 min from 0.19.6 on)"),
+           "on all ranks; raise the time-out only when the work is really that long (10 min from 0.19.6 on; what the "
+           "script or ddp_timeout asks for does not reach DeepSpeed's own group, which keeps torch's 10 min for NCCL)"),
     ),
     Cause(
         "DR502", "collective-broken", 5,

@@ -71,6 +71,9 @@ engine, _, _, _ = deepspeed.initialize(
     optimizer=own,
     dist_init_required=False,
 )
+# DeepSpeed reduces in a clone of the world group, and new_group gives that torch's default time-out
+for group in list(torch.distributed.distributed_c10d._world.pg_map):
+    torch.distributed.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=args.timeout), group)
 kind = next(engine.module.parameters()).dtype
 for step in range(args.steps):
     if args.how == "index" and step == 2:
