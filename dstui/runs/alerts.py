@@ -212,6 +212,8 @@ def slower(p: Progress, stands: bool) -> Alert | None:
         before = before[: max(USUAL, len(before) // 2)]
     usual = statistics.median(before)
     now = statistics.median(latest)
+    if usual <= 0:  # steps of one time stamp: the log's clock stood still, or was set back
+        return None
     spread = 1.4826 * statistics.median([abs(x - usual) for x in before])
     factor = SLOWER_STAYS if stands else SLOWER
     if now < factor * usual or now - usual < max(SLOWER_SECONDS, (2 if stands else 6) * spread):

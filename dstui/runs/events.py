@@ -17,6 +17,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from dstui.errors import DstuiError
@@ -220,8 +221,15 @@ def number(text: Any) -> float | None:
 
 
 def _stamp(date: str, millis: str) -> float | None:
+    second = _second(date)
+    return None if second is None else second + (int(millis) / 1000 if millis else 0)
+
+
+@lru_cache(maxsize=256)
+def _second(date: str) -> float | None:
+    """Lines of one second are many; reading a date is dear."""
     try:
-        return time.mktime(time.strptime(date, "%Y-%m-%d %H:%M:%S")) + (int(millis) / 1000 if millis else 0)
+        return time.mktime(time.strptime(date, "%Y-%m-%d %H:%M:%S"))
     except (ValueError, OverflowError):
         return None
 
@@ -328,7 +336,11 @@ class Parser:
             if closed is None:
                 return []
             return closed + self._one(line, text)
-        if not _TRIGGER.search(text) and not (self._own and self._own.search(text)):
+        if (
+            "step" not in text  # most of the lines that count have it; this search is the dear one
+            and not _TRIGGER.search(text)
+            and not (self._own and self._own.search(text))
+        ):
             return []
         return self._one(line, text)
 

@@ -165,7 +165,8 @@ def slow_by_nature(samples: Sequence[Sample], now: float, since: float) -> Stall
     if len(building) > 0.6 * len(window):
         return Stall("op-build", "DR709", since, op=building[-1].build or None)
     writing = [s for s in window if s.saving is not None]
-    if len(writing) > 0.6 * len(window):
+    begun = bool(writing) and window[-1].saving is not None and writing[0].t >= since  # seen up to 5 s late
+    if begun or len(writing) > 0.6 * len(window):
         return Stall("checkpoint", "DR902", since, path=writing[-1].saving)
     return None
 

@@ -183,6 +183,12 @@ def test_steps_that_became_slower_and_stay_so() -> None:
     assert slower(paces([*usual, *[1.1] * 8, *[0.52] * 8]), True) is None
 
 
+def test_steps_of_one_time_stamp_are_no_pace() -> None:
+    """A log whose clock stands still, or was set back, gives intervals of nothing."""
+    assert slower(paces([0.0] * 60 + [1.1] * 8), False) is None
+    assert slower(paces([0.0] * 80), True) is None
+
+
 def test_noisy_steps_are_no_change_of_pace() -> None:
     noisy = [0.2 + 0.25 * ((n * 7919) % 13) / 13 for n in range(240)]
     for end in range(40, 240, 5):

@@ -105,3 +105,14 @@ def test_a_lock() -> None:
     assert stall.on_lock(window(ASLEEP, ASLEEP), NOW) is None
     gone = [*window(ASLEEP, ASLEEP, lock=lock)[:-1], window(ASLEEP, ASLEEP)[-1]]
     assert stall.on_lock(gone, NOW) is None
+
+
+def test_a_checkpoint_that_was_just_begun_is_one() -> None:
+    """Open files are looked at every 5 s: the samples before cannot tell, and the ranks wait for the writer."""
+    samples = window(ASLEEP, WAITS)
+    late = [*samples[:14], *window(ASLEEP, WAITS, saving="/x/global_step5/model.pt")[14:]]
+    found = stall.name(late, NOW, samples[8].t)
+    assert found is not None and (found.kind, found.path) == ("checkpoint", "/x/global_step5/model.pt")
+    over = [*late[:18], *samples[18:]]
+    found = stall.name(over, NOW, samples[8].t)
+    assert found is not None and found.kind == "collective", "it was closed, and they still wait"
