@@ -442,6 +442,16 @@ _ALL = (
         N_("nvidia-smi -q and the kernel log (dmesg) name the card; leave it out (--devices) and have it tested"),
     ),
     Cause(
+        "DR718", "op-of-another-release", None,
+        N_("a compiled op belongs to another DeepSpeed release"),
+        N_("`module 'deepspeed_shm_comm' has no attribute 'vector_kernel_level'`, `create_adam(): incompatible function "
+           "arguments`"),
+        N_("DeepSpeed keeps compiled ops by name, without its release, in TORCH_EXTENSIONS_DIR or "
+           "~/.cache/torch_extensions: two releases that share the folder, or a release that was changed in place, load "
+           "what the other one built"),
+        N_("delete the folder of that op, it is built again; give each release a TORCH_EXTENSIONS_DIR of its own"),
+    ),
+    Cause(
         "DR720", "stopped-by-person", None,
         N_("somebody stopped the run"),
         N_("a stop request, Ctrl-C or SIGTERM to the launcher"),

@@ -25,6 +25,7 @@ from dstui.i18n import _, ngettext
 from dstui.runs import messages, prices, repairs, store
 from dstui.runs.causes import BY_CODE, CHECKPOINTS
 from dstui.runs.events import Event, Failure, parser_of
+from dstui.runs.ops import extensions_root
 from dstui.runs.processes import signal_name
 from dstui.runs.repairs import Repair
 from dstui.runs.state import read_config
@@ -423,11 +424,12 @@ def _killed(case: _Case) -> Iterator[_Finding]:
     kills = (case.exit or {}).get("oom_kills") or {}
     own, system = kills.get("cgroup"), kills.get("system")
     if case.exit is not None:
+        who = _killed_rank(case.exit)
         evidence.append(
             Evidence(
                 "exit.json",
                 None,
-                f"rank {case.exit.get('first_rank')} ended by SIGKILL, oom_kills: {json.dumps(kills)}",
+                f"{who} ended by SIGKILL, oom_kills: {json.dumps(kills)}",
             )
         )
     evidence += _memory_evidence(case)
@@ -449,6 +451,20 @@ def _killed(case: _Case) -> Iterator[_Finding]:
             weight=70,
         )
         return
+    elif (room := _roomy(case)) is not None:
+        yield _Finding(
+            Named(
+                "DR721",
+                "likely",
+                _("SIGKILL, but the memory was never more than {share} % full in the last minute").format(
+                    share=math.ceil(100 * room)
+                ),
+            ),
+            tuple(evidence),
+            weight=70,
+        )
+        yield _Finding(Named("DR401", "possible"), tuple(evidence), weight=10)
+        return
     else:
         certainty = "likely"
         detail = _("SIGKILL without a message; the kernel's count of out-of-memory kills is not known")
@@ -463,6 +479,37 @@ def _no_kills(case: _Case) -> bool:
     """Whether the supervisor looked at the kernel's counts, and they had not moved."""
     kills = (case.exit or {}).get("oom_kills") or {}
     return kills.get("cgroup") == 0 and kills.get("system") == 0
+
+
+def _killed_rank(record: Mapping[str, Any]) -> str:
+    first = record.get("first_rank")
+    if first is None:  # a supervisor that took the run over does not know who was first
+        first = next((r.get("rank") for r in record.get("ranks") or () if r.get("code") == -9), None)
+    return "a process" if first is None else f"rank {first}"
+
+
+ROOMY = 0.7
+"""Share of host RAM and of the cgroup's limit below which a second before the end nobody was near an out-of-memory kill."""
+
+
+def _roomy(case: _Case) -> float | None:
+    """The fullest that host or cgroup were through the last minute, where that is clearly not full; else None.
+
+    Only with samples up to the end: an allocation that fills the memory within a second leaves no trace in them.
+    """
+    if not case.manifest or case.exit is None:
+        return None
+    from dstui.runs.samples import read_samples
+
+    ends = [r["ended_at"] for r in case.exit.get("ranks") or () if r.get("ended_at")]
+    samples = read_samples(Path(case.file).parent / "samples", 60)
+    if not ends or not samples or min(ends) - samples[-1].t > 3.0 or len(samples) < 10:
+        return None
+    shares = [s.host.used / s.host.capacity for s in samples if s.host.used is not None and s.host.capacity]
+    if len(shares) < len(samples):
+        return None
+    fullest = max(shares)
+    return fullest if fullest < ROOMY else None
 
 
 def _memory_evidence(case: _Case) -> list[Evidence]:
@@ -682,6 +729,8 @@ def _name(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list[Re
                 )
             )
         return Named("DR704", certainty, f.message), fixes
+    if said is not None and said.code == "DR718":
+        return Named("DR718", certainty, f.message), repairs.foreign_op(text, _extensions(case))
     if _DTYPES.search(text):
         return Named("DR603", certainty, _at(f)), repairs.number_types(case.config)
     if _MISMATCH.search(text):
@@ -748,6 +797,13 @@ def _mismatch(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, lis
             edits.append({"op": "replace", "path": pointer, "value": "auto"})
     fixes = [Repair(_("let the Trainer fill these values: auto"), tuple(edits))]
     return Named("DR705", certainty, detail, _checkpoint(detail, None)), fixes
+
+
+def _extensions(case: _Case) -> Path | None:
+    """Where this run's ranks look for built ops; None where the environment of the run is not known."""
+    if not case.manifest:
+        return None
+    return extensions_root({**(case.manifest.get("env_caller") or {}), **(case.manifest.get("env") or {})})
 
 
 def _is_build(f: Failure, files: str, text: str) -> bool:

@@ -13,8 +13,10 @@ LLaMA-Factory (``data/template.py``, ``data/parser.py``), SLURM, Ray, the Linux 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 
 @dataclass(frozen=True)
@@ -66,12 +68,18 @@ MESSAGES: tuple[Message, ...] = (
     _say("DR106", r"'weight' must be 2-?D|shape torch\.Size\(\[0\]\) from checkpoint|"
          r"size mismatch for [^:]+: copying a param with shape torch\.Size\(\[0\]\)|"
          r"copying a param with shape torch\.Size\(\[[\d, ]+\]\) from checkpoint, the shape in current model is torch\.Size\(\[0\]\)|"
-         r"expected param .* to be available|Padding_idx must be within num_embeddings.*\[0",
-         "must be 2-d", "must be 2d", "torch.size([0])", "to be available"),
+         r"expected param .* to be available|ds_status == ZeroParamStatus\.AVAILABLE|'status': 'NOT_AVAILABLE'|Padding_idx must be within num_embeddings.*\[0",
+         "must be 2-d", "must be 2d", "torch.size([0])", "to be available", "zeroparamstatus", "not_available"),
     _say("DR107", r"assert not param\.ds_active_sub_modules|Cannot free a ZeRO-3 parameter while it is still active|"
-         r"tracing error at step \d+|ds_active_sub_modules|attempted to (?:record trace|invalidate already)",
-         "ds_active_sub_modules", "still active", "tracing error", "attempted to"),
+         r"tracing error at step \d+|ds_active_sub_modules|still have inflight params|attempted to (?:record trace|invalidate already)",
+         "ds_active_sub_modules", "still active", "tracing error", "inflight params", "attempted to"),
     # environment: builds
+    _say("DR718", r"module '(?:deepspeed\w+_comm|cpu_ada\w+|cpu_lion|fused_\w+|async_io|gds|fp_quantizer|random_ltd|"
+         r"pin_memory|ragged\w*_ops|inference_c\w+_ops|spatial_inference|evoformer_attn|stochastic_transformer|transformer_inference)' "
+         r"has no attribute '(?!__)|"
+         r"(?:create|destroy)_ada\w+\(\): incompatible function arguments|\bada\w+_update(?:_copy)?\(\): incompatible function arguments|"
+         r"\baio_handle\(?[^\n]*incompatible (?:function|constructor) arguments",
+         "has no attribute", "incompatible function arguments", "incompatible constructor arguments", weight=50),
     _say("DR702", r"CUDA_HOME (?:does not exist|environment variable is not set)|CUDAMismatchException|MissingCUDAException|"
          r"Installed CUDA version [\d.]+ does not match|does not match the version torch was compiled|"
          r"nvcc(?:: (?:command )?not found)|(?:No such file or directory|not found): '?[^'\n]*bin/nvcc|"
@@ -212,13 +220,25 @@ def on_lines(texts: Sequence[str]) -> Iterator[tuple[int, Message]]:
     """
     low = "\n".join(texts).lower()
     live = [m for m in MESSAGES if m.bare and any(k in low for k in m.keys)]
-    del low
+    ends = list(accumulate(len(line) + 1 for line in low.split("\n")))
     found: set[int] = set()
-    for i, text in enumerate(texts if live else ()):
-        lowered = text.lower()
+    for i in sorted(_lines_with({k for m in live for k in m.keys}, low, ends)):
+        text, lowered = texts[i], texts[i].lower()
         for m in live:
             if any(k in lowered for k in m.keys) and m.pattern.search(text):
                 if id(m) not in found:
                     yield i, m
                 found.add(id(m))
                 break  # a line has one meaning: the most special
+
+
+def _lines_with(keys: Iterable[str], low: str, ends: Sequence[int]) -> set[int]:
+    """Indices of the lines of ``low`` that hold one of ``keys``; ``ends``: where each line and its newline end."""
+    hits: set[int] = set()
+    for key in keys:
+        at = low.find(key)
+        while at >= 0:
+            i = bisect_right(ends, at)
+            hits.add(i)
+            at = low.find(key, ends[i])
+    return hits

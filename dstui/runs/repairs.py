@@ -8,8 +8,10 @@ the estimator (``dstui.runs.prices``).
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dstui.i18n import _
@@ -374,6 +376,24 @@ def build(config: Mapping[str, Any] | None) -> list[Repair]:
             )
         )
     return fixes
+
+
+def foreign_op(text: str, root: Path | None) -> list[Repair]:
+    """``root``: where the run looks for built ops; the op's folder lies there or one below (``py311_cpu``)."""
+    op = re.search(
+        r"module '(\w+)' has no attribute|\b(?:create|destroy)_(ada)\w+\(\)|\b(ada)\w+_update", text
+    )
+    name = (op.group(1) or "cpu_ada*") if op else "*"
+    folders = sorted([*root.glob(name), *root.glob(f"*/{name}")]) if root is not None and name != "*" else []
+    built = [str(f) for f in folders if any(f.glob("*.so"))]
+    shown = shlex.join(built) if built else f"~/.cache/torch_extensions/*/{name}"
+    return [
+        Repair(_("delete the op's folder, it is built again: {command}").format(command=f"rm -r {shown}")),
+        Repair(
+            _("give each DeepSpeed release its own folder of ops: TORCH_EXTENSIONS_DIR in its environment"),
+            price=_("each op is built once more"),
+        ),
+    ]
 
 
 def offloads(config: Mapping[str, Any] | None) -> bool:

@@ -10,7 +10,9 @@ import pytest
 from dstui.runs import causes
 from dstui.runs.diagnose import diagnose, diagnose_run
 from dstui.runs.processes import here
+from dstui.runs.samples import HostUse, Sample
 from dstui.runs.store import RunDir, write_json
+from dstui.units import GiB
 
 LOGS = Path(__file__).parent.parent / "data" / "logs"
 CONFIG = {
@@ -203,6 +205,56 @@ def test_sigkill_is_judged_by_the_kernels_count(
     if code == "DR401":
         edits = [dict(e) for f in found.fixes for e in f.edits]
         assert {"op": "remove", "path": "/zero_optimization/offload_param"} in edits
+
+
+@pytest.mark.parametrize(
+    ("used", "until", "code"),
+    [
+        (0.24, 0.5, "DR721"),
+        (0.95, 0.5, "DR401"),
+        (0.24, 60.0, "DR401"),  # nobody sampled the end
+    ],
+)
+def test_sigkill_of_a_run_that_was_taken_over_is_judged_by_the_memory(
+    tmp_path: Path, used: float, until: float, code: str
+) -> None:
+    """Its second supervisor has no count of kills to compare with, and does not know who died first."""
+    end = time.time()
+    ranks = [{"rank": 0, "code": None, "ended_at": end + 1}, {"rank": 1, "code": -9, "ended_at": end}]
+    record = {
+        "outcome": "lost",
+        "code": None,
+        "rank_code": None,
+        "first_rank": None,
+        "ranks": ranks,
+        "oom_kills": {"cgroup": None, "system": None},
+    }
+    run = make_run(tmp_path, (LOGS / "kill.log").read_text(), record)
+    rows = [Sample(end - until - 30 + n, host=HostUse(int(used * GiB), GiB)) for n in range(31)]
+    (run.samples_dir / "1s.jsonl").write_text("".join(json.dumps(r.to_json()) + "\n" for r in rows))
+    found = diagnose_run(run)
+    assert found.cause is not None and found.cause.code == code
+    assert any("rank 1 ended by SIGKILL" in e.text for e in found.evidence)
+    assert {"DR401", "DR721"} <= {found.cause.code, *(o.code for o in found.others)}
+
+
+def test_an_op_of_another_release_names_its_folder(tmp_path: Path) -> None:
+    ops = tmp_path / "ops" / "deepspeed_shm_comm"
+    ops.mkdir(parents=True)
+    (ops / "deepspeed_shm_comm.so").touch()
+    text = (
+        'Traceback (most recent call last):\n  File "/s/train.py", line 9, in <module>\n    deepspeed.initialize()\n'
+        '  File "/v/deepspeed/comm/torch.py", line 223, in __init__\n'
+        "    self.shm_vector_kernel_level = self.shm_comm_op.vector_kernel_level()\n"
+        "AttributeError: module 'deepspeed_shm_comm' has no attribute 'vector_kernel_level'\n"
+    )
+    run = make_run(tmp_path, text, failed(1, 0))
+    write_json(
+        run.manifest_path, {**run.manifest, "env_caller": {"TORCH_EXTENSIONS_DIR": str(tmp_path / "ops")}}
+    )
+    found = diagnose_run(RunDir(run.path))
+    assert found.cause is not None and found.cause.code == "DR718"
+    assert f"rm -r {ops}" in found.fixes[0].title and "TORCH_EXTENSIONS_DIR" in found.fixes[1].title
 
 
 def test_the_record_of_the_supervisor_makes_it_certain(tmp_path: Path) -> None:

@@ -331,6 +331,9 @@ def test_words_in_other_languages_do_no_harm() -> None:
         ("ValueError: invalid literal for int() with base 10: '0a'", "DR703"),
         ("OSError: CUDA_HOME environment variable is not set. Please set it to your CUDA install root.", "DR702"),
         ("ImportError: /x/flash_attn_2_cuda.cpython-311-x86_64-linux-gnu.so: undefined symbol: _ZN3c105ErrorC2E", "DR714"),
+        ("AttributeError: module 'deepspeed_shm_comm' has no attribute 'vector_kernel_level'", "DR718"),
+        ("TypeError: create_adam(): incompatible function arguments. The following argument types are supported:", "DR718"),
+        ("AttributeError: module 'utils' has no attribute 'set_seed'", None),
         ("RuntimeError: received 0 items of ancdata", "DR716"),
         ("RuntimeError: CUDA error: uncorrectable ECC error encountered", "DR717"),
         # memory in the words of older releases
