@@ -133,7 +133,16 @@ class Nvml:
         return found
 
     def used(self, handle: Any) -> int | None:
-        memory = (self.c.c_ulonglong * 3)()  # nvmlMemory_t: total, free, used
+        """As nvidia-smi shows it: without the driver's own reserve where the driver tells that apart (>= 510)."""
+        c = self.c
+        second = getattr(self.lib, "nvmlDeviceGetMemoryInfo_v2", None)
+        if second is not None:
+            # nvmlMemory_v2_t: unsigned version, then total, reserved, free, used; the version holds the size (nvml.h)
+            memory = (c.c_ulonglong * 5)()
+            memory[0] = c.sizeof(memory) | (2 << 24)
+            if second(handle, memory) == 0:
+                return int(memory[4])
+        memory = (c.c_ulonglong * 3)()  # nvmlMemory_t: total, free, used, the driver's reserve in the last
         return int(memory[2]) if self.lib.nvmlDeviceGetMemoryInfo(handle, memory) == 0 else None
 
 
