@@ -32,6 +32,8 @@ class HostNeed:
     nvme: int
     checkpoint: int
     """Bytes of the files of one ``save_checkpoint``, all nodes."""
+    lighter: int
+    """Bytes that the processes may have less, where the script imports little."""
 
     @property
     def peak(self) -> int:
@@ -169,6 +171,7 @@ def host_need(s: Settings, dims: Dimensions) -> HostNeed:
         parts=parts,
         checkpoint=_checkpoint(s, dims),
         nvme=nvme * ranks,
+        lighter=(hardware.RANK_RSS - hardware.RANK_RSS_LIGHT) * ranks,
     )
 
 

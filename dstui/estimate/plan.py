@@ -577,7 +577,10 @@ def _link_choices(search: Search, s: Setup, e: Estimate) -> list[Choice]:
 
 def _refusal(search: Search, found: Found) -> Plan:
     e = found.estimate
-    rejected = [_refused(search, s, r) for s, r in (*found.refused, (found.setup, e))]
+    looked_at = [
+        (s, r) for s, r in (*found.refused, (found.setup, e)) if e.verdict != "unknown" or r.verdict == "no"
+    ]
+    rejected = [_refused(search, s, r) for s, r in looked_at]
     if e.verdict == "unknown":
         reason = e.reason or _("a fact is missing")
     else:

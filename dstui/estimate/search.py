@@ -484,6 +484,13 @@ class Search:
                 kept = (s, e)
                 if e.verdict == "unknown" and e.gpu.capacity is None and not self.cpu_only:
                     return Found(s, e, (), ())  # no card is known: no placement can be judged
+                if (
+                    e.verdict == "unknown"
+                    and self.base is None
+                    and not placement.offloads
+                    and not self.cpu_only
+                ):
+                    return Found(s, e, tuple(refused), ())  # it may fit, and what comes after it costs more
             assert kept is not None
             refused.append(kept)
         if tight is not None:

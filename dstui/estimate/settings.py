@@ -453,6 +453,17 @@ class _Reader:
             fused = True  # the Trainer's default is adamw_torch_fused (training_args.py, torch >= 2.8)
         if not client:
             fused = on_cpu or not params.get("torch_adam")
+            asked = (self.training.optimizer or "").lower()
+            if asked and asked.partition("_")[0] not in kind and kind not in asked:
+                self.assumptions.append(
+                    _("the config names the optimizer {name}: {asked} of the script is not used").format(
+                        name=section.get("type"), asked=self.training.optimizer
+                    )
+                )
+        if "8bit" in kind or "4bit" in kind:
+            self.assumptions.append(
+                _("optimizer '{name}' is counted with fp32 states: its own are smaller").format(name=kind)
+            )
         if "adagrad" in kind:
             return "adagrad", fused, client
         if "muon" in kind:

@@ -21,6 +21,8 @@ from dstui.units import count, gib
 
 SCHEMA_VERSION = 1
 WIDTH = 80
+MOST = 100_000_000
+"""No count that is asked for can be larger."""
 _DTYPES = {
     "bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16",
     "fp32": "float32", "float32": "float32",
@@ -131,7 +133,7 @@ def training_options(parser: argparse.ArgumentParser, *, checkpointing: bool | N
 
 def run(args: argparse.Namespace) -> int:
     training = training_of(args)
-    config = _config(args.file)
+    config = _config(args.file, args.optimizer)
     shape = load_model(args.model)
     facts = facts_for(facts=args.facts, gpus=args.gpus, nodes=args.nodes, ram=args.ram)
     release = args.deepspeed or facts.deepspeed
@@ -183,10 +185,10 @@ def _grid_code(cells: list[Cell]) -> Exit:
 def training_of(args: argparse.Namespace) -> Training:
     for name in ("micro_batch", "seq", "lora_rank", "param_groups", "sequence_parallel"):
         value = getattr(args, name)
-        if value is not None and (value < 1 or value > 100_000_000):
+        if value is not None and not 1 <= value <= MOST:
             raise DstuiError(
-                _("--{name} must be 1 or more, found {value}").format(
-                    name=name.replace("_", "-"), value=value
+                _("--{name} must be from 1 to {most}, found {value}").format(
+                    name=name.replace("_", "-"), most=MOST, value=value
                 ),
                 _("see: dstui estimate --help"),
             )
@@ -227,13 +229,11 @@ def _expandable(args: argparse.Namespace) -> bool:
     return expandable_segments(os.environ)
 
 
-def _config(path: str | None) -> Mapping[str, Any]:
+def _config(path: str | None, optimizer: str | None = None) -> Mapping[str, Any]:
+    """``optimizer``: what the script makes; a config that is not there then names none."""
     if path is None:
-        return {
-            "train_micro_batch_size_per_gpu": "auto",
-            "bf16": {"enabled": True},
-            "optimizer": {"type": "AdamW"},
-        }
+        config: dict[str, Any] = {"train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": True}}
+        return config if optimizer else {**config, "optimizer": {"type": "AdamW"}}
     from dstui.config.document import read
     from dstui.rules.kind import refuse_other
 

@@ -18,6 +18,7 @@ from dstui.facts.model import Facts
 from dstui.i18n import _
 from dstui.plain.columns import wrap
 from dstui.plain.estimate import (
+    MOST,
     SCHEMA_VERSION,
     WIDTH,
     headline,
@@ -62,10 +63,11 @@ def run(args: argparse.Namespace) -> int:
     training = training_of(args)
     for name in ("world_size", "global_batch", "network"):
         value = getattr(args, name)
-        if value is not None and not 0 < value < 1e8:
+        least = 0.001 if name == "network" else 1
+        if value is not None and not least <= value <= MOST:
             raise DstuiError(
-                _("--{name} must be 1 or more, found {value}").format(
-                    name=name.replace("_", "-"), value=value
+                _("--{name} must be from {least} to {most}, found {value}").format(
+                    name=name.replace("_", "-"), least=least, most=MOST, value=value
                 ),
                 _("see: dstui plan --help"),
             )
