@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dstui import i18n
+from dstui.runs.ops import find_locks
 
 REPO = Path(__file__).resolve().parent.parent
 SHARED = REPO.parent / "shared"
@@ -40,10 +41,14 @@ def isolated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Of an interrupted session a build's lock may be left, on which every later one would wait for ever."""
+    """Of an interrupted session a build's lock may be left, on which every later one would wait for ever.
+
+    One that a process holds is another session's build, which fails without it.
+    """
     if not hasattr(session.config, "workerinput"):
-        for lock in EXTENSIONS.rglob("lock"):
-            lock.unlink(missing_ok=True)
+        for lock in find_locks(EXTENSIONS):
+            if lock.holder is None:
+                lock.path.unlink(missing_ok=True)
 
 
 @pytest.fixture

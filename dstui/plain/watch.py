@@ -111,7 +111,7 @@ def full_screen_possible() -> bool:
 
 def follow(target: RunDir, *, as_lines: bool = False, view: RunView | None = None, tick: float = TICK) -> int:
     """Print a line at each change until the run is over; Ctrl+C leaves it running (130)."""
-    view = view or RunView(target)
+    view = view or RunView(target, keep=True)
     shown: tuple[Any, ...] | None = None
     said: set[str] = set()
     at = 0.0

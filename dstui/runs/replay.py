@@ -196,4 +196,4 @@ def open_view(text: str) -> RunView:
     """A view of the run that ``text`` names; ``replay:SPEED:PATH`` plays it back."""
     if text.startswith(PREFIX):
         return ReplayView(run_of(text), float(text.removeprefix(PREFIX).partition(":")[0]))
-    return RunView(store.find_run(text))
+    return RunView(store.find_run(text), keep=True)

@@ -19,6 +19,7 @@ from typing import Any
 from dstui.errors import DstuiError
 from dstui.facts.model import Facts
 from dstui.runs import store
+from dstui.runs.adopt import adopt, is_lost_here
 from dstui.runs.alerts import Alert, AlertBook, Disk, Moment
 from dstui.runs.events import Parser, parser_of
 from dstui.runs.lamps import Lamp, Live, Said, lamps
@@ -41,6 +42,8 @@ SAMPLES = 600
 DISK_EVERY = 30.0
 RECHECK = 2.0
 """Seconds between two looks at the processes of a run whose files do not change."""
+KEEP_EVERY = 30.0
+"""Seconds between two tries to give a lost run another supervisor."""
 Curve = tuple[tuple[float, float], ...]
 
 
@@ -251,10 +254,13 @@ def _rows(lines: list[Line]) -> list[tuple[float, float]]:
 
 
 class RunView:
-    """Follows one run. ``clock``: replaces ``time.time`` in tests."""
+    """Follows one run. ``clock``: replaces ``time.time`` in tests. ``keep``: a run whose supervisor is killed under
+    the eyes of somebody gets another one (``dstui.runs.adopt``)."""
 
-    def __init__(self, run: RunDir, *, clock: Any = time.time) -> None:
+    def __init__(self, run: RunDir, *, clock: Any = time.time, keep: bool = False) -> None:
         self.run = run
+        self._keep = keep
+        self._kept_at: float | None = None
         self._clock = clock
         self._manifest: dict[str, Any] = {}
         self._marks: dict[str, tuple[int, int] | None] = {}
@@ -453,6 +459,10 @@ class RunView:
             return False
         self._checked = now
         state = store.state(self.run)
+        if state == "lost" and self._keep and (self._kept_at is None or now - self._kept_at >= KEEP_EVERY):
+            self._kept_at = now
+            if is_lost_here(self.run) and adopt(self.run):
+                state = store.state(self.run)
         self._here = store.liveness(self.run).here if state not in ("finished", "failed", "stopped") else True
         stall = None
         if state == "running":

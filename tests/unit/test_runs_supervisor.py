@@ -23,6 +23,7 @@ from dstui.runs.processes import alive, descendants, marked, send
 from dstui.runs.spec import RunSpec
 from dstui.runs.start import start
 from dstui.runs.store import RunDir
+from dstui.runs.view import RunView
 from tests.supervised import FACTS, ended, events, lost, says, until
 
 
@@ -331,6 +332,18 @@ def test_a_lost_run_is_adopted_and_its_code_is_never_guessed(
     assert [r["rank"] for r in last["ranks"]] == [0, 1]
     assert {r["code"] for r in last["ranks"]} <= {3, -15, None}  # seen as a zombie, or not at all
     assert marked(run.id) == [] and adopt_lost() == []
+
+
+def test_a_run_that_is_watched_gets_another_supervisor_at_once(begin: Callable[..., RunDir]) -> None:
+    """Nobody who looks on is told that it is lost while its ranks live."""
+    run = begin("import time; time.sleep(600)", ranks=True)
+    until(lambda: len((run.heartbeat or {}).get("ranks", {})) == 2)
+    view, onlooker = RunView(run, keep=True), RunView(run)
+    assert (view.poll().state, onlooker.poll().state) == ("running", "running")
+    lost(run)
+    until(lambda: run.manifest.get("adopted") or view.poll().state != "running" or None)
+    assert view.poll().state == "running" and len(run.manifest["adopted"]) == 1
+    view.close(), onlooker.close()
 
 
 def test_an_adopted_run_is_stopped_like_any_other(begin: Callable[..., RunDir]) -> None:

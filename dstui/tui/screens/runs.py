@@ -118,7 +118,7 @@ class _Lister:
     def _read(self, run: RunDir) -> Snapshot:
         view = self._views.get(run.id)
         if view is None:
-            view = self._views[run.id] = RunView(run)
+            view = self._views[run.id] = RunView(run, keep=True)
         shot = view.poll()
         self._shots[run.id] = shot
         if shot.over:
