@@ -273,10 +273,32 @@ def _living(run: RunDir, state: str, config: Mapping[str, Any] | None) -> Diagno
 def _log_case(
     name: str, head: list[Line], tail: list[Line], config: Mapping[str, Any] | None, number: Any
 ) -> _Case:
-    events, more = _events(head, tail, {})
+    events, more = _events(_opened(head), tail, {})
     case = _Case("unknown", name, events, more, config, number=number)
     case.outcome = _outcome(case)
     return case
+
+
+_INSIDE = re.compile(r'^(.*?)\s+File "[^"]+", line \d+, in \S')
+_RAISED = re.compile(r"[\w.]*(?:Error|Exception|Interrupt)\b")
+
+
+def _opened(lines: list[Line]) -> list[Line]:
+    """A text that somebody cut inside a traceback, with the line that begins one."""
+    for i, line in enumerate(lines[:1000]):
+        if "Traceback (most recent call last)" in line.text:
+            break
+        m = _INSIDE.match(line.text)
+        if m is None:
+            continue
+        tag = m.group(1)
+        rest = (x.text[len(tag) :] for x in lines[i:] if x.text.startswith(tag))
+        end = next((x for x in rest if x.strip() and len(x) - len(x.lstrip()) < 2), "")
+        if _RAISED.match(end.strip()):
+            head = Line(line.offset, f"{tag}{' ' if tag else ''}Traceback (most recent call last):")
+            return [*lines[:i], head, *lines[i:]]
+        break
+    return lines
 
 
 def _read(path: Path) -> tuple[list[Line], list[Line]]:
@@ -546,6 +568,12 @@ def _caught(f: Failure) -> bool:
 _WRAPPERS = ("ChildFailedError", "SystemExit", "KeyboardInterrupt", "SignalException", "CalledProcessError",
              "ProcessRaisedException", "ProcessExitedException")  # fmt: skip
 """What launchers raise because a rank failed."""
+_PASSED_ON = re.compile(r"exited with non-zero (?:exit )?(?:status|code)|returned non-zero exit status")
+"""What a script raises because a program that it started failed: the words of that program are elsewhere."""
+
+
+def _wraps(f: Failure) -> bool:
+    return f.short in _WRAPPERS or (f.short == "RuntimeError" and _PASSED_ON.search(f.message) is not None)
 
 
 def _failures(case: _Case) -> list[Failure]:
@@ -554,7 +582,7 @@ def _failures(case: _Case) -> list[Failure]:
     Of a chain (``During handling of the above exception...``) each is its own. A peer's lost connection counts
     only when nobody says more.
     """
-    failures = [f for f in case.failures if f.short not in _WRAPPERS]
+    failures = [f for f in case.failures if not _wraps(f)]
     inner = [f for f in failures if not re.match(r"Caught \w+ in DataLoader worker", f.message)]
     failures = inner or failures
     real = [f for f in failures if not _SECONDARY.search(f.text)]
@@ -1311,7 +1339,7 @@ def _oom_lines(case: _Case) -> Iterator[_Finding]:
         Named(code, "possible", _first_line(e.text)),
         (case.line(e.offset, e.text),),
         tuple(repairs.gpu_memory(case.config) if fixes is None else fixes),
-        weight=28 if code != "DR402" else 49,
+        weight=49 if code == "DR402" else 43 if (case.rank_code or 0) > 0 else 28,  # it says more than a bare code
     )
 
 
@@ -1320,7 +1348,7 @@ def _spoken(case: _Case) -> Iterator[_Finding]:
     launchers. Never after a good end, and not where training went on afterwards."""
     if case.outcome in ("finished", "stopped"):
         return
-    traced = [f for f in case.failures if f.short not in _WRAPPERS]
+    traced = [f for f in case.failures if not _wraps(f)]
     lines = case.tail[-SPOKEN_LINES:]
     for i, said in messages.on_lines([clean(line.text) for line in lines]):
         line = lines[i]

@@ -57,8 +57,8 @@ MESSAGES: tuple[Message, ...] = (
     _say("DR203", r"buffer nbytes != file bytes|Not enough (?:swap in )?buffers \d+ for swapping|n_completes >= min_completes|"
          r"(?:aio|swap)[\w ]*(?:read|write)? ?failed.*(?:swp|nvme|zero_stage_3)|io_submit|"
          r"(?:Permission denied|No such file or directory|Read-only file system|Not a directory|File exists): '[^']*(?:/[^'/]*nvme[^'/]*/?|zero_stage_3[^']*)'|"
-         r"nvme_path (?:must|is not|should)|NVMe offload .*requires? ",
-         "file bytes", "for swapping", "n_completes", ".swp", "io_submit", "nvme", "zero_stage_3"),
+         r"nvme_path (?:must|is not|should)|NVMe offload .*requires? |More elements \d+ than buffer size [\d,]+",
+         "file bytes", "than buffer size", "for swapping", "n_completes", ".swp", "io_submit", "nvme", "zero_stage_3"),
     _say("DR204", r"KeyError[^\n]*\n?[^\n]*(?:norm_for_param_grads|complete_grad_norm_calculation_for_cpu_offload)|"
          r"(?:norm_for_param_grads|complete_grad_norm_calculation_for_cpu_offload)[^\n]*KeyError",
          "norm_for_param_grads", "complete_grad_norm_calculation"),
@@ -101,7 +101,8 @@ MESSAGES: tuple[Message, ...] = (
          r"failed to (?:pin|page-lock)|pin_memory\(torch\.empty",
          "page-lock", "mlock", "ibv_reg_mr", "pin_memory", "cudahost", "failed to pin"),
     _say("DR403", r"insufficient shared memory \(shm\)|out of shared memory\. ?Please|workers are out of shared memory|"
-         r"posix_fallocate failed : No space left|\d+ Bus error +\(core dumped\)|(?:Bus error|SIGBUS)\b.*(?:DataLoader|shm|received)|Signal 7 \(SIGBUS\)|"
+         r"posix_fallocate failed : No space left|\d+ Bus error +\(core dumped\)|(?:Bus error|SIGBUS)\b.*(?:DataLoader|shm|received)|"
+         r"Fatal Python error: Bus error|Caught signal 7 \(Bus error|Signal 7 \(SIGBUS\)|"
          r"unable to (?:open|allocate|write to|mmap) (?:shared memory )?(?:object|file|\d+ bytes)?.*</torch_|"
          r"unable to allocate shared memory|No space left on device.*(?:/dev/shm|nccl-)|(?:/dev/shm|nccl-)\S*.*No space left on device|"
          r"Error while creating shared memory segment|unhandled system error.*No space left on device",
@@ -121,6 +122,7 @@ MESSAGES: tuple[Message, ...] = (
          "defaultcpuallocator", "cannot allocate memory", "memoryerror", "for an array", "bad_alloc", "temporarily unavailable"),
     _say("DR402", r"^(?:\w+Error: )?CUDA error: out of memory", "cuda error: out of memory", weight=30),
     # the config
+    _say("DR706", r"Expected a string path to an existing deepspeed config", "expected a string path"),
     _say("DR705", r"\bds [\w.]+=\S+ vs hf \w+=|mismatch TrainingArguments values", " vs hf ", "mismatch trainingarguments"),
     _say("DR713", r"error: unrecognized arguments:.*--local[-_]rank", "unrecognized arguments"),
     # numerics
@@ -137,12 +139,14 @@ MESSAGES: tuple[Message, ...] = (
          "cuda gpus", "device ordinal", "cuda-capable", "driver", "num_gpus", "kernel image", "with cuda enabled", "no slot",
          "cudagetdevicecount", "duplicate gpu", "on cuda device"),
     _say("DR714", r"cannot import name '\w+' from '(?:torch|transformers|accelerate|deepspeed|peft|numpy)[\w.]*'|Weights only load failed|"
+         r"[\w-]+ ?[<>=!~]=? ?[\w.,<>=!]+ is required for a normal functioning of this module, but found|"
+         r"No module named '(?:torch|transformers|accelerate|deepspeed|peft|trl|numpy|datasets)\.[\w.]+'|"
          r"Unsupported global: GLOBAL |undefined symbol: \S+|A module that was compiled using NumPy 1\.x cannot be run|"
          r"(?:got an unexpected keyword argument|takes \d+ positional arguments?) .*deepspeed|partially initialized module '(?:torch|deepspeed)",
-         "cannot import name", "weights only", "unsupported global", "undefined symbol", "numpy 1.x", "deepspeed", "partially initialized"),
+         "cannot import name", "normal functioning", "no module named", "weights only", "unsupported global", "undefined symbol", "numpy 1.x", "deepspeed", "partially initialized"),
     _say("DR715", r"launcher '\w+' not installed|KeyError: 'PDSH_SSH_ARGS_APPEND'|parse_inclusion_exclusion|"
          r"Hostfile .*(?:is not formatted|contains multiple entries|is empty)|Unable to proceed with (?:training|ssh)|"
-         r"ssh to [\w.-]+ failed|pdsh@\S+: .*ssh exited with exit code|--(?:num_nodes|num_gpus) .*cannot be|"
+         r"ssh to [\w.-]+ failed|was not reachable via ssh|pdsh@\S+: .*ssh exited with exit code|--(?:num_nodes|num_gpus) .*cannot be|"
          r"Permission denied \(publickey",
          "not installed", "pdsh", "parse_inclusion", "hostfile", "unable to proceed", "ssh", "cannot be"),
     _say("DR720", r"CANCELLED AT \S+ (?:DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)|\*\*\*)|Process \d+ got signal: (?:2|15)\b|"
@@ -173,9 +177,10 @@ MESSAGES: tuple[Message, ...] = (
          "device-side", "out of range in self", "srcindex", "n_classes", "out of bounds"),
     _say("DR712", r"an illegal memory access was encountered|CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)|"
          r"CUDNN_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)|CUDA error: misaligned address|double free or corruption|"
-         r"free\(\): invalid|corrupted size vs\. prev_size|\d+ (?:Segmentation fault|Aborted|Illegal instruction) +\(core dumped\)",
-         "illegal memory", "cublas_status", "cudnn_status", "misaligned", "double free", "free(): invalid", "corrupted size", "core dumped"),
-    _say("DR802", r"DataLoader worker .*(?:killed by signal|exited unexpectedly)", "dataloader worker"),
+         r"Fatal Python error: (?:Segmentation fault|Illegal instruction|Aborted)|Caught signal (?:11|4) \(|free\(\): invalid|corrupted size vs\. prev_size|\d+ (?:Segmentation fault|Aborted|Illegal instruction) +\(core dumped\)",
+         "illegal memory", "cublas_status", "cudnn_status", "misaligned", "double free", "fatal python error", "caught signal", "free(): invalid", "corrupted size", "core dumped"),
+    _say("DR802", r"DataLoader worker .*(?:killed by signal|exited unexpectedly)|"
+         r"One of the subprocesses has abruptly died during map operation", "dataloader worker", "abruptly died"),
     _say("DR804", r"Template \S+ does not exist|Undefined dataset \S+ in|Please set (?:the )?`?template`?|"
          r"tokenizer\.chat_template is not set|template_type.*(?:not in|not found|not exist)|"
          r"Cannot find valid samples|Unknown (?:template|dataset)[ :]|template `?\S+`? (?:is )?not (?:found|registered|supported)|"
@@ -192,6 +197,7 @@ MESSAGES: tuple[Message, ...] = (
          r"failed finding central directory",
          "deserializing", "safetensorerror", "streamreader", "corrupted", "unexpected eof", "unpicklingerror", "arrowinvalid",
          "zip file", "central directory", bare=True, weight=40),
+    _say("DR803", r"can't open file '[^'\n]+': \[Errno 2\] No such file", "can't open file"),
     # disk
     _say("DR901", r"No space left on device|Disk quota exceeded|inline_container.*unexpected pos|"
          r"PytorchStreamWriter failed writing|SafetensorError: .*(?:No space|StorageFull)|Errno 122|File too large",
