@@ -347,7 +347,7 @@ def _outcome(case: _Case) -> str:
     failures = [f for f in case.failures if f.short not in ("KeyboardInterrupt",)]
     if ends and not any(f.offset > ends[-1] for f in failures):
         return "finished"
-    if failures or any(not case.survived(e.offset) for e in case.of("oom")):
+    if failures or _ooms(case):
         return "failed"
     return "unknown"
 
@@ -1320,9 +1320,17 @@ def _plain_exit(case: _Case) -> Iterator[_Finding]:
     )
 
 
+def _ooms(case: _Case) -> list[Event]:
+    """Lines about memory after which training did not go on. Where it went on after such words before (a batch that
+    is left out, a sample that is printed), only a failure that somebody else reports makes the last ones count."""
+    lines = case.of("oom")
+    rest = [e for e in lines if not case.survived(e.offset)]
+    return rest if len(rest) == len(lines) or case.of("rank_exit") else []
+
+
 def _oom_lines(case: _Case) -> Iterator[_Finding]:
     """`CUDA out of memory` without a traceback: a cut log, or a script that caught it and printed it itself."""
-    lines = [e for e in case.of("oom") if not case.survived(e.offset)]
+    lines = _ooms(case)
     if not lines or case.outcome == "finished":
         return
     e = lines[0]

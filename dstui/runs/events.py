@@ -560,6 +560,9 @@ class Parser:
         for pattern, read in _SIMPLE:
             m = pattern.search(body)
             if m:
+                told = _read_fields(body[: m.start()]) if pattern is _OOM else None
+                if told and told[0] == "step" and told[1].get("loss") is not None:
+                    return told  # a report with a sample beside it that speaks of memory
                 return read(m, body)  # type: ignore[no-any-return]
         if _TOTAL.search(body):
             m = _TOTAL.search(body)

@@ -1,0 +1,258 @@
+"""Logs as people post them: cut, prefixed by schedulers, several launchers. Written for this test, word by word.
+
+Each holds the message of a real failure in the surroundings that such a failure has. The healthy ones hold what
+frightens at first sight: none of them gets a cause.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from dstui.runs.diagnose import Diagnosis, diagnose
+
+SPAWNED = """\
+[2025-11-03 08:12:01,118] [INFO] [runner.py:610:main] cmd = /opt/env/bin/python -u -m deepspeed.launcher.launch --world_info=eyJsb2NhbGhvc3QiOiBbMCwgMV19 --master_addr=127.0.0.1 --master_port=29500 train.py
+[2025-11-03 08:12:04,207] [INFO] [launch.py:152:main] WORLD INFO DICT: {'localhost': [0, 1]}
+[2025-11-03 08:12:04,208] [INFO] [launch.py:245:main] process 4101 spawned with command: ['/opt/env/bin/python', '-u', 'train.py', '--local_rank=0']
+[2025-11-03 08:12:04,211] [INFO] [launch.py:245:main] process 4102 spawned with command: ['/opt/env/bin/python', '-u', 'train.py', '--local_rank=1']
+"""
+STEPS = "".join(
+    f"[2025-11-03 08:14:{i:02d},500] [INFO] [logging.py:128:log_dist] [Rank 0] step={i}0, skipped=0, lr=[2e-05], mom=[(0.9, 0.999)]\n"
+    for i in range(1, 8)
+)
+ENDED = """\
+[2025-11-03 08:15:30,001] [INFO] [launch.py:319:sigkill_handler] Killing subprocess 4101
+[2025-11-03 08:15:30,002] [INFO] [launch.py:319:sigkill_handler] Killing subprocess 4102
+[2025-11-03 08:15:31,230] [ERROR] [launch.py:325:sigkill_handler] ['/opt/env/bin/python', '-u', 'train.py', '--local_rank=1'] exits with return code = {code}
+"""
+
+
+def traceback(message: str, *frames: str, tag: str = "", file: str = "/home/ann/train.py") -> str:
+    """``frames``: ``file:function``, outermost first."""
+    lines = ["Traceback (most recent call last):", f'  File "{file}", line 88, in <module>', "    main()"]
+    for n, frame in enumerate(frames):
+        where, _, function = frame.rpartition(":")
+        lines += [
+            f'  File "/opt/env/lib/python3.11/site-packages/{where}", line {40 + n}, in {function}',
+            "    call(x)",
+        ]
+    return "".join(f"{tag}{line}\n" for line in [*lines, *message.splitlines()])
+
+
+def elastic(code: int, rank: int = 1, said: str = "") -> str:
+    """torchrun's end."""
+    trace = said or "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
+    return f"""\
+W1103 08:15:29.100000 4000 torch/distributed/elastic/multiprocessing/api.py:900] Sending process 4101 closing signal SIGTERM
+E1103 08:15:30.200000 4000 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: {code}) local_rank: {rank} (pid: 4102) of binary: /opt/env/bin/python
+Traceback (most recent call last):
+  File "/opt/env/bin/torchrun", line 8, in <module>
+    sys.exit(main())
+  File "/opt/env/lib/python3.11/site-packages/torch/distributed/launcher/api.py", line 277, in launch_agent
+    raise ChildFailedError(
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Failures:
+  <NO_OTHER_FAILURES>
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2025-11-03_08:15:29
+  host      : node1
+  rank      : {rank} (local_rank: {rank})
+  exitcode  : {code} (pid: 4102)
+  error_file: <N/A>
+  traceback : {trace}
+============================================================
+"""
+
+
+OOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB. GPU 1 has a total capacity of 79.15 GiB of "
+    "which 402.75 MiB is free. Process 4102 has 78.74 GiB memory in use. Of the allocated memory 74.18 GiB is allocated "
+    "by PyTorch, and 3.02 GiB is reserved by PyTorch but unallocated."
+)
+WATCH = (
+    "[rank{rank}]:[E1103 09:15:29.123456789 ProcessGroupNCCL.cpp:633] [Rank {rank}] Watchdog caught collective operation "
+    "timeout: WorkNCCL(SeqNum=2101, OpType={op}, NumelIn=5242880, NumelOut=5242880, Timeout(ms)=600000) ran for 600041 "
+    "milliseconds before timing out.\n"
+)
+ENGINE = "deepspeed/runtime/engine.py"
+STAGE3 = "deepspeed/runtime/zero/stage3.py"
+MODULE = "torch/nn/modules/module.py:_call_impl"
+
+
+def srun(text: str) -> str:
+    """As ``srun --label`` prints it."""
+    return "".join(f"{i % 2}: {line}" for i, line in enumerate(text.splitlines(keepends=True)))
+
+
+def pod(text: str) -> str:
+    """As ``kubectl logs --timestamps`` prints it."""
+    return "".join(
+        f"2025-11-03T08:15:{i % 60:02d}.104Z {x}" for i, x in enumerate(text.splitlines(keepends=True))
+    )
+
+
+FAILED = {
+    "oom in the first long batch, torchrun": (
+        "DR102", STEPS + traceback(OOM, "transformers/trainer.py:training_step", f"{MODULE}", tag="[rank1]: ") + elastic(1)),
+    "oom when the engine is made, deepspeed": (
+        "DR101", SPAWNED + traceback(OOM, "deepspeed/__init__.py:initialize", f"{ENGINE}:__init__",
+                                     "deepspeed/runtime/zero/stage_1_and_2.py:__init__", tag="[rank1]: ") + ENDED.format(code=1)),
+    "oom in Adam, accelerate": (
+        "DR103", STEPS + traceback(OOM, f"{ENGINE}:step", f"{ENGINE}:_take_model_step", "torch/optim/adamw.py:step",
+                                   tag="[rank1]: ") + elastic(1)),
+    "oom at save": ("DR109", STEPS + traceback(OOM, f"{ENGINE}:save_16bit_model",
+                                                f"{ENGINE}:_zero3_consolidated_16bit_state_dict") + elastic(1)),
+    "oom that the script printed itself": ("DR102", SPAWNED + STEPS + f"caught: {OOM}\n" + ENDED.format(code=1)),
+    "killed while weights were loaded": (
+        "DR401", SPAWNED + "Loading checkpoint shards:  40%|####      | 6/15 [01:02<01:33, 10.4s/it]\n" + ENDED.format(code=-9)),
+    "killed, torchrun": ("DR401", STEPS + elastic(-9, said="Signal 9 (SIGKILL) received by PID 4102")),
+    "slurm's memory limit": (
+        "DR401", srun(SPAWNED) + "slurmstepd: error: Detected 1 oom_kill event in StepId=88123.0. Some of the step tasks have been OOM Killed.\n"
+        "srun: error: node7: task 1: Out Of Memory\nsrun: Terminating StepId=88123.0\n"),
+    "slurm's time limit": (
+        "DR720", srun(STEPS) + "slurmstepd: error: *** JOB 88123 ON node7 CANCELLED AT 2025-11-03T12:00:07 DUE TO TIME LIMIT ***\n"
+        "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"),
+    "segmentation fault in an extension": ("DR712", SPAWNED + "Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f10 (most recent call first):\n"
+                                            '  File "/opt/env/lib/python3.11/site-packages/flash_attn/flash_attn_interface.py", line 61 in _forward\n' + ENDED.format(code=-11)),
+    "bus error while rows are tokenized": ("DR403", "Running tokenizer on dataset (num_proc=16):  31%|###       | 940/3000 [00:00<00:00, 2525.51 examples/s]\nFatal Python error: Bus error\n"),
+    "a map worker is gone": (
+        "DR802", traceback("RuntimeError: One of the subprocesses has abruptly died during map operation.To debug the error, disable multiprocessing.",
+                           "datasets/arrow_dataset.py:map", "datasets/utils/py_utils.py:iflatmap_unordered", tag="[rank0]: ") + elastic(1, 0)),
+    "a loader worker is killed": (
+        "DR802", STEPS + traceback("RuntimeError: DataLoader worker (pid 5120) is killed by signal: Killed. ", "torch/utils/data/dataloader.py:_try_get_data") + elastic(1)),
+    "one rank saves alone": ("DR501", STEPS + WATCH.format(rank=1, op="_ALLGATHER_BASE") + elastic(-6, said="Signal 6 (SIGABRT) received by PID 4102")),
+    "ranks in two places": (
+        "DR501", STEPS + WATCH.format(rank=0, op="ALLREDUCE") + WATCH.format(rank=1, op="_REDUCE_SCATTER_BASE")
+        + "terminate called after throwing an instance of 'c10::DistBackendError'\n" + ENDED.format(code=-6)),
+    "gloo's own time-out": (
+        "DR501", STEPS + traceback("RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete",
+                                   "torch/distributed/distributed_c10d.py:barrier") + elastic(1)),
+    "the nodes do not meet": (
+        "DR504", traceback("torch.distributed.DistNetworkError: The client socket has timed out after 600000ms while trying to connect to (10.0.0.7, 29500).",
+                           "deepspeed/comm/comm.py:init_distributed", "torch/distributed/distributed_c10d.py:init_process_group")),
+    "a port that is taken": (
+        "DR503", SPAWNED + traceback("torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use",
+                                     "torch/distributed/rendezvous.py:_create_c10d_store") + ENDED.format(code=1)),
+    "a node that ssh cannot reach": (
+        "DR715", traceback("RuntimeError: Using hostfile at hosts but host=10.0.0.8 was not reachable via ssh. If you are running with a single node please remove hosts or setup passwordless ssh.",
+                           "deepspeed/launcher/runner.py:main", file="/opt/env/bin/deepspeed")),
+    "a script that is not there": ("DR803", SPAWNED + "/opt/env/bin/python: can't open file '/home/ann/trian.py': [Errno 2] No such file or directory\n" + ENDED.format(code=2)),
+    "a wrong option": ("DR711", SPAWNED + "usage: train.py [-h] [--lr LR]\ntrain.py: error: unrecognized arguments: --bf_16\n" + ENDED.format(code=2)),
+    "the program that failed is another one": (None, traceback("RuntimeError: Step 2 exited with non-zero status 1", file="/home/ann/chat/run.py")),
+    "transformers asks for another DeepSpeed": (
+        "DR714", traceback("ImportError: deepspeed>=0.9.3 is required for a normal functioning of this module, but found deepspeed==0.8.3.",
+                           "transformers/training_args.py:__post_init__", "transformers/utils/versions.py:_compare_versions")),
+    "a module that moved": ("DR714", traceback("ModuleNotFoundError: No module named 'transformers.deepspeed'")),
+    "a package that is missing": ("DR704", traceback("ModuleNotFoundError: No module named 'flash_attn'", tag="[rank0]: ") + elastic(1, 0)),
+    "a config that is not there, Trainer": (
+        "DR706", traceback("ValueError: Expected a string path to an existing deepspeed config, or a dictionary, or a base64 encoded string. Received: conf/z3.json",
+                           "transformers/training_args.py:__post_init__", "accelerate/utils/deepspeed.py:__init__")),
+    "a key of another release": (
+        "DR705", SPAWNED + traceback("pydantic_core._pydantic_core.ValidationError: 1 validation error for DeepSpeedBF16Config\nloss_scale_window\n"
+                                     "  Extra inputs are not permitted [type=extra_forbidden, input_value=100, input_type=int]\n"
+                                     "    For further information visit https://errors.pydantic.dev/2.12/v/extra_forbidden",
+                                     "deepspeed/runtime/config_utils.py:__init__") + ENDED.format(code=1)),
+    "batch sizes of another machine": (
+        "DR301", traceback("AssertionError: Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * world_size 256 != 8 * 4 * 6",
+                           "deepspeed/__init__.py:initialize", "deepspeed/runtime/config.py:_batch_assertion") + elastic(1)),
+    "no_sync at stage 2": (
+        "DR302", traceback("AssertionError: no_sync context manager is incompatible with gradient partitioning logic of ZeRO stage 2",
+                           "accelerate/accelerator.py:no_sync", f"{ENGINE}:no_sync", tag="[rank0]: ") + elastic(1, 0)),
+    "a weight that was split before": (
+        "DR106", traceback("AssertionError: {'id': 291, 'status': 'NOT_AVAILABLE', 'numel': 0, 'ds_numel': 0, 'shape': (0,), 'ds_shape': (0,), 'requires_grad': True, 'grad_shape': None, 'persist': True, 'active_sub_modules': {7}, 'ds_tensor.shape': torch.Size([0])}",
+                           MODULE, "deepspeed/runtime/zero/partitioned_param_coordinator.py:fetch_sub_module")),
+    "parameters still under way": (
+        "DR107", traceback("RuntimeError: still have inflight params [{'id': 723, 'status': 'AVAILABLE', 'numel': 4194304}]",
+                           "deepspeed/runtime/zero/partitioned_param_coordinator.py:reset_step")),
+    "a layer larger than the swap buffer": (
+        "DR203", traceback("AssertionError: More elements 524709888 than buffer size 100,000,000", "deepspeed/runtime/swap_tensor/partitioned_param_swapper.py:swap_in")),
+    "the loss scale at its end": (
+        "DR602", SPAWNED + STEPS + traceback("Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.",
+                                             f"{ENGINE}:step", f"{STAGE3}:step", "deepspeed/runtime/fp16/loss_scaler.py:update_scale") + ENDED.format(code=1)),
+    "token ids of another tokenizer": (
+        "DR801", "../aten/src/ATen/native/cuda/Indexing.cu:1369: indexSelectLargeIndex: block: [12,0,0], thread: [64,0,0] Assertion `srcIndex < srcSelectDimSize` failed.\n"
+        + traceback("RuntimeError: CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported at some other API call", MODULE, tag="[rank0]: ") + elastic(1, 0)),
+    "no gradient anywhere": ("DR710", traceback("RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn", f"{ENGINE}:backward") + elastic(1)),
+    "a checkpoint without its pieces": (
+        "DR903", traceback("FileNotFoundError: [Errno 2] No such file or directory: 'out/global_step900/bf16_zero_pp_rank_3_mp_rank_00_optim_states.pt'",
+                           f"{ENGINE}:load_checkpoint", f"{ENGINE}:_get_all_zero_checkpoint_state_dicts")),
+    "a full disk at save, in a pod": (
+        "DR901", pod(STEPS + traceback("OSError: [Errno 28] No space left on device", f"{ENGINE}:save_checkpoint") + ENDED.format(code=1))),
+    "too little shared memory for NCCL": (
+        "DR403", "node1:97:183 [0] misc/shmutils.cc:72 NCCL WARN Error: failed to extend /dev/shm/nccl-a81WQe to 33030532 bytes, error: No space left on device (28)\n"
+        + traceback("torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:317, unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.21.5\nncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.",
+                    "deepspeed/comm/torch.py:broadcast")),
+    "a gated model": ("DR805", traceback("huggingface_hub.errors.GatedRepoError: 403 Client Error. (Request ID: Root=1-65)\n\nCannot access gated repo for url https://huggingface.co/x/y/resolve/main/config.json.",
+                                         "transformers/utils/hub.py:cached_file")),
+    "an unknown template": ("DR804", traceback("ValueError: Template qwen9 does not exist.", file="/home/ann/LF/src/llamafactory/data/template.py") + elastic(1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAILED)
+def test_the_first_answer(name: str) -> None:
+    code, text = FAILED[name]
+    found = diagnose(text, text=True)
+    assert (found.cause and found.cause.code) == code, found
+    assert all(n.certainty != "certain" for n in (*([found.cause] if found.cause else []), *found.others))
+
+
+@pytest.mark.parametrize("name", [n for n, (_code, text) in FAILED.items() if text.startswith("Traceback")])
+def test_the_answer_without_the_head_of_the_traceback(name: str) -> None:
+    """Somebody copied the end of the screen only."""
+    code, text = FAILED[name]
+    cut = text.split("\n", 3)[3]
+    found = diagnose(cut, text=True)
+    assert (found.cause and found.cause.code) == code, (cut, found)
+
+
+TRAINER = "".join(
+    f"{{'loss': '{2.1 - i / 20:.4f}', 'grad_norm': '1.3{i}', 'learning_rate': '1.9e-05', 'epoch': '0.{i:02d}'}}\n" for i in range(1, 20)
+)  # fmt: skip
+RATE = " 40%|####      | 40/100 [03:20<05:00,  5.01s/it]\r"
+HEALTHY = {
+    "frightening warnings before the first step": SPAWNED
+    + "/opt/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py:4876: UserWarning: barrier(): using the device under current context. You can specify `device_id` in `init_process_group` to mute this warning.\n"
+    "[W1103 08:12:09.1 socket.cpp:755] [c10d] The client socket cannot be initialized to connect to [node1]:29500 (errno: 97 - Address family not supported by protocol).\n"
+    "[WARNING]  async_io requires the dev libaio .so object and headers but these were not found.\n"
+    "[WARNING]  sparse_attn requires a torch version >= 1.5 and < 2.0 but detected 2.6\n"
+    " [WARNING]  using untested triton version (3.2.0), only 1.0.0 is known to be compatible\n"
+    + STEPS,
+    "the scale comes down from 65536 as it always does": SPAWNED
+    + "".join(
+        f"[2025-11-03 08:13:0{i},100] [INFO] [loss_scaler.py:190:update_scale] [deepspeed] OVERFLOW! Rank 0 Skipping step. Attempting loss scale: {65536 >> i}, reducing to {32768 >> i}\n"
+        for i in range(6)
+    )
+    + STEPS,
+    "a retry that worked": traceback("requests.exceptions.ConnectionError: HTTPSConnectionPool(host='hub', port=443): Max retries exceeded with url: /api", file="/opt/env/lib/python3.11/site-packages/hub/retry.py").replace(
+        "in <module>", "in fetch"
+    )
+    + "Retrying in 2s [Retry 1/5].\n"
+    + TRAINER * 10
+    + "{'train_runtime': '88.1', 'train_samples_per_second': '9.0', 'train_loss': '1.3', 'epoch': '1.0'}\n",
+    "a run that is half done": TRAINER + RATE * 3,
+    "a good end with a late complaint of NCCL": SPAWNED
+    + STEPS
+    + "[rank0]:[W1103 08:15:29.1 ProcessGroupNCCL.cpp:1496] Warning: WARNING: destroy_process_group() was not called before program exit, which can leak resources.\n"
+    "[2025-11-03 08:15:33,230] [INFO] [launch.py:351:main] Process 4101 exits successfully.\n"
+    "[2025-11-03 08:15:33,231] [INFO] [launch.py:351:main] Process 4102 exits successfully.\n",
+    "data that speaks of errors": "".join(f"step {i} loss {2 - i / 50:.3f} | sample: 'RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB'\n" for i in range(1, 12)),
+    "a config that is printed": SPAWNED + '  "comment": "AssertionError: no_sync context manager is incompatible with"\n  zero_config .... stage=3 offload_param=None\n' + STEPS,
+    "slurm's farewell": srun(STEPS) + "srun: Job 88123 step creation temporarily disabled, retrying (Requested nodes are busy)\nsrun: Step created for StepId=88123.1\n" + srun(STEPS),
+    "a single cache flush": STEPS + "[2025-11-03 08:14:59,500] [WARNING] [stage3.py:2069:step] 1 pytorch allocator cache flushes since last step. this happens when there is high memory pressure and is detrimental to performance.\n" + STEPS.replace("08:14", "08:16"),
+    "a worker of Ray starts": "(Trainer pid=812, ip=10.0.0.4) [rank1]: Loading extension module utils...\n" + STEPS,
+    "ports and errno of a healthy store": "[I1103 08:12:09.1 TCPStore.cpp:274] [c10d - debug] The server has started on port = 29500.\n" + TRAINER,
+    "op built": "Emitting ninja build file /root/.cache/torch_extensions/cpu_adam/build.ninja...\nBuilding extension module cpu_adam...\nninja: no work to do.\nLoading extension module cpu_adam...\nTime to load cpu_adam op: 2.4 seconds\n" + TRAINER,
+    "a stack somebody printed": "some log line\n" + '  File "/home/ann/train.py", line 12, in main\n    traceback.print_stack()\n' + "Epoch: 3\n" + TRAINER,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_log_has_no_cause(name: str) -> None:
+    found: Diagnosis = diagnose(HEALTHY[name], text=True)
+    assert found.cause is None, found
+    assert found.outcome != "failed"
