@@ -376,6 +376,24 @@ async def test_sizes_and_low_ascii_profile(make_app: MakeApp, size: tuple[int, i
         assert text.isascii()
 
 
+def test_curves_share_one_axis_and_are_whole_at_the_end() -> None:
+    """Of many curves only some are drawn anew at a time; none stays behind where the steps of a column change, or
+    where nothing will follow."""
+    run = ticked(0, ticks=3)
+    view, page = RunView(run.run, clock=lambda: run.now), CurvesPage()
+    page.rows(view.poll(), 80, 21, UNICODE)
+    for _n in range(120):
+        run.tick()
+        shot = view.poll()
+        page.rows(shot, 80, 21, UNICODE)
+    fresh = CurvesPage()
+    run.tick()
+    run.end()
+    shot = view.poll()
+    assert shot.over
+    assert page.rows(shot, 80, 21, UNICODE) == fresh.rows(shot, 80, 21, UNICODE)
+
+
 # ---- runs
 
 

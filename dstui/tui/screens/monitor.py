@@ -624,7 +624,7 @@ class MonitorScreen(BaseScreen):
         if not fix.edits:
             self._tell(_("change {n} is not one of the config: it is yours to make").format(n=n))
             return
-        self._fix, self._change = fix, None
+        self._fix, self._change, self._note = fix, None, ""
         self._show_view("change")
 
         def work() -> Change:

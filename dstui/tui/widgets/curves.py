@@ -138,6 +138,7 @@ class CurvesPage:
     def __init__(self) -> None:
         self._kept: dict[int, list[str]] = {}
         self._size: tuple[int, int, str] = (0, 0, "")
+        self._scale: tuple[float, float] | None = None
         self._turn = 0
 
     def reset(self) -> None:
@@ -153,6 +154,10 @@ class CurvesPage:
         each = max(LEAST + 1, (height - 1) // len(found))
         tall = each - 1
         axis = axis_of([x.curve for x in found], cells - LABEL - 4)
+        scale = None if axis is None else (axis.first, axis.size)
+        if shot.over or scale != self._scale:  # nothing follows, or what was drawn stands for other steps
+            self._scale = scale
+            self.reset()
         fresh = {
             n: drawn([] if axis is None else columns_of(x.curve, axis), tall, g.levels)
             for n, x in enumerate(found)
