@@ -34,7 +34,7 @@ from dstui.estimate.result import (
     Verdict,
 )
 from dstui.estimate.settings import Settings, read_settings
-from dstui.facts.model import Facts, Gpu
+from dstui.facts.model import UNLIMITED, Facts, Gpu
 from dstui.i18n import _
 from dstui.units import count, gib
 
@@ -154,20 +154,30 @@ class _Machine:
         if self.cpu_only:
             self.ranks_per_node = -(-self.ranks // self.nodes)
         used = list(facts.gpus or ())[: self.ranks_per_node]
-        self.capability = used[0].compute_capability if used else None
+        capabilities = {g.compute_capability for g in used}
+        self.capability = capabilities.pop() if len(capabilities) == 1 else None
         self.notes: list[str] = []
         sizes = [n for g in used if (n := self._card(g)) is not None]
         self.gpu_capacity = min(sizes) if sizes and len(sizes) == len(used) else None
         self.too_many = bool(facts.gpus) and self.ranks > len(facts.gpus or ()) * facts.nodes
         # what is free leaves out the driver's own reserve where the driver tells it apart (nvmlMemory_v2_t)
-        told = [g.memory_reserved if g.memory_free is not None else 0 for g in used]
-        self.driver = min((n for n in told if n is not None and n > 0), default=0) if all(told) else 0
+        self.driver = min((self._reserve(g) for g in used), default=0)
+        self.doubts: list[str] = []
+        """Missing facts without which nothing surely fits."""
+        if any(g.memory_free is None and g.memory_total is not None for g in used):
+            self.doubts.append(_("how much of the GPUs' memory is free is not known"))
         host = facts.host
         left = [n for n in (host.memory_free, host.memory_capacity) if n is not None]
         free_ram = self._plausible(_("host RAM"), host.ram_available, host.ram_total, _LEAST_HOST)
         known = free_ram is not None or host.ram_available is None
         self.host_capacity = min(left) if left and known else None
-        places = [s.free for s in facts.storage if s.free is not None and s.writable is not False]
+        group = host.cgroup
+        used_unknown = group is not None and group.limit not in (None, UNLIMITED) and group.usage is None
+        if self.host_capacity is not None and (host.ram_available is None or used_unknown):
+            self.doubts.append(_("how much host RAM is free is not known"))
+        if len({g.memory_total for g in used}) > 1:
+            self.notes.append(_("the cards differ: the one with the least free memory decides"))
+        places = [s.free for s in facts.storage if s.free is not None and s.writable]
         self.nvme_capacity = max(places) if places else None
         for g in used:
             if g.memory_total is None or g.memory_free is None:
@@ -179,6 +189,14 @@ class _Machine:
                         index=g.index, taken=gib(taken)
                     )
                 )
+
+    @staticmethod
+    def _reserve(g: Gpu) -> int:
+        """What the driver keeps of a card beside what is free and used; 0 where that is not told or cannot be."""
+        n, total = g.memory_reserved, g.memory_total
+        if n is None or g.memory_free is None or total is None or not 0 < n <= total // 8:
+            return 0
+        return n
 
     def _card(self, g: Gpu) -> int | None:
         """What is free on a card; None when that is not known, or cannot be."""
@@ -504,7 +522,10 @@ def _on_cpu(
         return Estimate("unknown", gpu, host, None, None, (), notes, _("how much RAM is free is not known"))
     assert host.peak is not None
     verdict = _compare(host.peak.expected, host.peak.high, machine.host_capacity)
-    return Estimate(verdict, gpu, host, None, Binds("host", phase, part), (), notes, None)
+    binds, reason = Binds("host", phase, part), None
+    if machine.doubts and verdict != "no":
+        verdict, reason = "unknown", machine.doubts[0]
+    return Estimate(verdict, gpu, host, None, binds, (), notes, reason)
 
 
 def _fullest(peaks: Peaks) -> tuple[str, str]:
@@ -616,8 +637,8 @@ def _judge(
     binds = max(pressure, key=lambda p: p[0])[1] if pressure else None
     if "no" in verdicts:
         return "no", remark if squeeze == "fails" else None, binds
-    if "unknown" in verdicts:
-        return "unknown", reasons[0], binds
+    if "unknown" in verdicts or machine.doubts:
+        return "unknown", [*reasons, *machine.doubts][0], binds
     return ("tight", remark, binds) if "tight" in verdicts else ("fits", None, binds)
 
 

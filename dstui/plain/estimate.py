@@ -192,6 +192,13 @@ def training_of(args: argparse.Namespace) -> Training:
                 ),
                 _("see: dstui estimate --help"),
             )
+    if args.quant != "none" and args.lora_rank is None:
+        raise DstuiError(
+            _("--quant {value} without --lora-rank: quantised weights are not trained themselves").format(
+                value=args.quant
+            ),
+            _("add --lora-rank 16, or leave --quant out"),
+        )
     dtype = None
     if args.load_dtype is not None:
         dtype = _DTYPES.get(args.load_dtype.lower())

@@ -27,7 +27,6 @@ from dstui.plain.estimate import (
     training_options,
 )
 from dstui.rules.diagnostic import Finding
-from dstui.units import gib
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -208,19 +207,10 @@ def render(answer: Plan, findings: list[Finding]) -> list[str]:
         lines += ["", _("A step, seconds (upper bounds, nothing hidden behind another)")]
         lines += wrap(_cost_line(answer), WIDTH, "  ", None)
         lines += wrap("; ".join(answer.rates.sources), WIDTH, "  ", None)
-    host = answer.estimate.host
-    if answer.config is not None and host.capacity is None and host.peak is not None:
-        lines += [
-            "",
-            *wrap(
-                _("host RAM is not known: the {need} that a node needs are not compared").format(
-                    need=gib(host.peak.expected)
-                ),
-                WIDTH,
-                "",
-                None,
-            ),
-        ]
+    if answer.config is not None and answer.estimate.assumptions:
+        lines += ["", _("Assumed")]
+        for text in answer.estimate.assumptions:
+            lines += wrap(text, WIDTH, "  ", "    ")
     return lines
 
 

@@ -120,6 +120,8 @@ def test_grid(capsys: pytest.CaptureFixture[str]) -> None:
         ["--model", "7B", *MACHINE, "--micro-batch", "0"],
         ["--model", "7B", *MACHINE, "--load-dtype", "int3"],
         ["--model", "7B", *MACHINE, "--world-size", "0"],
+        ["--model", "7B", *MACHINE, "--seq", "1000000000"],
+        ["--model", "7B", *MACHINE, "--quant", "nf4"],
         ["/nonexistent/ds_config.json", "--model", "7B", *MACHINE],
     ],
 )
@@ -127,6 +129,28 @@ def test_bad_input_is_one_clear_line(capsys: pytest.CaptureFixture[str], args: l
     assert main(["estimate", *args]) == 2
     seen = capsys.readouterr()
     assert seen.out == "" and seen.err.startswith("error: ") and len(seen.err.splitlines()) <= 3
+
+
+def test_a_number_that_is_too_large_is_said_to_be_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", "--model", "7B", *MACHINE, "--seq", "1000000000"]) == 2
+    assert "from 1 to 100000000" in capsys.readouterr().err
+
+
+def test_the_optimizer_of_the_script_counts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def need(*args: str) -> tuple[int, list[str]]:
+        _code, data = answer(capsys, *args, "--model", "qwen2.5-0.5b", *MACHINE)
+        return data["gpu"]["allocated"]["expected"], data["assumptions"]
+
+    adam = need()[0]
+    assert need("--optimizer", "sgd")[0] < 0.7 * adam
+    assert need("--optimizer", "adamw_torch_fused")[0] <= adam < need("--optimizer", "adamw_torch")[0]
+    unknown, said = need("--optimizer", "adafactor")
+    assert unknown >= adam and any("adafactor" in text for text in said)
+    assert any("fp32 states" in text for text in need("--optimizer", "adamw_bnb_8bit")[1])
+    path = write(tmp_path, ZERO2)
+    with_file, said = need(path, "--optimizer", "sgd")  # the config names its own
+    assert with_file == need(path)[0] and any("sgd of the script is not used" in text for text in said)
+    assert need(path, "--optimizer", "adamw")[1] == need(path)[1]
 
 
 def test_bad_values_in_the_config(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -79,6 +79,8 @@ def test_a_missing_fact_is_no_plan(capsys: pytest.CaptureFixture[str], tmp_path:
         ["--network", "-1"],
         ["--micro-batch", "0"],
         ["--world-size", "0"],
+        ["--network", "nan"],
+        ["--quant", "nf4"],
     ],
 )
 def test_bad_numbers_are_refused(capsys: pytest.CaptureFixture[str], wrong: list[str]) -> None:
@@ -104,3 +106,15 @@ def test_what_check_warns_of_is_said(capsys: pytest.CaptureFixture[str]) -> None
     assert answer(capsys, *args, "--deepspeed", "0.19.8")[1]["findings"] == []
     main(["plan", *args, "--deepspeed", "0.16.0"])
     assert "DS810" in capsys.readouterr().err
+
+
+def test_what_is_assumed_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *SMALL, *CARDS, "--deepspeed", "9.9.9"]) == 0
+    err = capsys.readouterr().err
+    assert "9.9.9" in err and "512 tokens" in err
+
+
+def test_more_ranks_than_cards_is_no_plan(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "ds_config.json"
+    code = main(["plan", *SMALL, "--gpus", "8x80GiB", "--ram", "1TiB", "--world-size", "9", "-o", str(path)])
+    assert code == 2 and not path.exists() and "--world-size" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from dstui.estimate.memory import PLACEMENTS, estimate, grid, placed
 from dstui.estimate.model import load_model
 from dstui.estimate.result import Estimate
 from dstui.facts.describe import describe
-from dstui.facts.model import Facts, Gpu, Host
+from dstui.facts.model import Cgroup, Facts, Gpu, Host, Storage
 from dstui.units import GiB
 
 MODELS = ("qwen2.5-0.5b", "pythia-160m", "gemma-2-2b", "gpt2", "phi-2", "qwen3-0.6b", "smollm2-135m")
@@ -168,6 +168,72 @@ def test_a_missing_fact_is_never_a_confident_answer(
         changes=False,
     )
     assert few.verdict == "unknown" and few.reason and "8" in few.reason
+
+
+WHOLE = Facts(
+    gpus=tuple(
+        Gpu(index=i, name="NVIDIA H100 80GB HBM3", memory_total=80 * GiB, memory_free=79 * GiB,
+            memory_reserved=GiB // 2, compute_capability=(9, 0))
+        for i in range(2)
+    ),
+    host=Host(ram_total=512 * GiB, ram_available=500 * GiB, cgroup=Cgroup(version=2, limit=400 * GiB, usage=9 * GiB)),
+    storage=(Storage(path="/nvme", free=4096 * GiB, writable=True, rotational=False, o_direct=True),),
+)  # fmt: skip
+
+
+def without(what: str) -> Facts:
+    """``WHOLE`` with one fact missing."""
+    room, _dot, name = what.rpartition(".")
+    gone: dict[str, Any] = dict.fromkeys(name.split("+"))
+    host, storage, gpus = WHOLE.host, WHOLE.storage, WHOLE.gpus or ()
+    if what == "gpus":
+        return dataclasses.replace(WHOLE, gpus=None)
+    if room == "host":
+        host = dataclasses.replace(host, **gone)
+    elif room == "cgroup":
+        assert host.cgroup is not None
+        host = dataclasses.replace(host, cgroup=dataclasses.replace(host.cgroup, **gone))
+    elif room == "storage":
+        storage = (dataclasses.replace(storage[0], **gone),)
+    else:
+        gpus = (gpus[0], dataclasses.replace(gpus[1], **gone))
+    return dataclasses.replace(WHOLE, host=host, storage=storage, gpus=gpus)
+
+
+@pytest.mark.parametrize(
+    "what", ["gpus", "memory_free", "memory_total+memory_free", "host.ram_available", "cgroup.usage", "storage.free",
+             "storage.writable"]
+)  # fmt: skip
+@pytest.mark.parametrize("stage", [2, 3])
+def test_nothing_surely_fits_where_one_fact_is_missing(what: str, stage: int) -> None:
+    nvme = "storage" in what
+    data = config(3, "nvme", "nvme") if nvme else config(stage)
+    shape, training = load_model("qwen2.5-0.5b"), Training(seq=512)
+    assert run(shape, training, data, WHOLE).verdict == "fits"
+    e = run(shape, training, data, without(what))
+    assert e.verdict == "unknown" and e.reason
+    if what != "gpus":  # what is too large for all that there can be does not fit all the same
+        large = config(0) if not nvme else config(3, "nvme", "nvme")
+        assert run(load_model("llama-2-70b"), training, large, without(what)).verdict in ("no", "unknown")
+
+
+def test_other_missing_facts_widen_the_range_only() -> None:
+    shape, training = load_model("qwen2.5-0.5b"), Training(seq=512)
+    full = run(shape, training, config(2), WHOLE).gpu.device
+    for what in ("compute_capability", "memory_reserved", "name"):
+        part = run(shape, training, config(2), without(what)).gpu.device
+        assert full and part and part.high - part.low >= full.high - full.low and part.high >= full.high
+
+
+def test_cards_that_differ_are_judged_by_the_smallest() -> None:
+    assert WHOLE.gpus is not None
+    small = dataclasses.replace(
+        WHOLE.gpus[1], memory_total=24 * GiB, memory_free=23 * GiB, compute_capability=(7, 5)
+    )
+    for gpus in ((WHOLE.gpus[0], small), (small, WHOLE.gpus[0])):
+        e = run(load_model("llama-2-7b"), Training(), config(2), dataclasses.replace(WHOLE, gpus=gpus))
+        assert e.verdict == "no" and e.gpu.capacity == 23 * GiB
+        assert any("the cards differ" in text for text in e.assumptions)
 
 
 def test_a_described_machine_without_ram_is_asked_about_its_cards() -> None:
