@@ -284,7 +284,10 @@ _RAISED = re.compile(r"[\w.]*(?:Error|Exception|Interrupt)\b")
 
 
 def _opened(lines: list[Line]) -> list[Line]:
-    """A text that somebody cut inside a traceback, with the line that begins one."""
+    """A text as it was before somebody cut it inside a traceback, or put it into a block that is set in."""
+    depth = min((len(x.text) - len(x.text.lstrip(" ")) for x in lines if x.text.strip()), default=0)
+    if depth:
+        lines = [x._replace(text=x.text[depth:]) for x in lines]
     for i, line in enumerate(lines[:1000]):
         if "Traceback (most recent call last)" in line.text:
             break
@@ -768,7 +771,7 @@ def _name(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list[Re
             "likely" if certainty == "certain" and said.code == "DR901" and "Errno" not in text else certainty
         )
         return Named(said.code, weaker, _telling(said, f)), repairs.of_cause(said.code, case.config, text)
-    if re.search(r"Type \w+ is not supported on your device", text):
+    if re.search(r"Type \w+ is not supported on your device|setup doesn't support bf16", text):
         return Named("DR705", certainty, f.message), repairs.precision(case.config)[:1]
     if _in_config(f):
         return _refused(case, f, certainty)
@@ -1340,14 +1343,21 @@ def _oom_lines(case: _Case) -> Iterator[_Finding]:
         code = "DR402"
     elif re.search(r"exp_avg|in step$|optimizer\.step|_take_model_step", near):
         code = "DR103"
-    elif re.search(r"in (?:forward|backward)\b|softmax|attention|loss\.backward|cross_entropy", near):
+    elif re.search(
+        r"in (?:forward|backward)\b|softmax|attention|loss\.backward|cross_entropy|_call_impl|training_step",
+        near,
+    ):
         code = "DR102"
     fixes = {"DR102": repairs.micro_batch(case.config), "DR402": repairs.pinning(case.config)}.get(code)
     yield _Finding(
         Named(code, "possible", _first_line(e.text)),
         (case.line(e.offset, e.text),),
         tuple(repairs.gpu_memory(case.config) if fixes is None else fixes),
-        weight=49 if code == "DR402" else 43 if (case.rank_code or 0) > 0 else 28,  # it says more than a bare code
+        weight=49
+        if code == "DR402"
+        else 43
+        if (case.rank_code or 0) > 0
+        else 28,  # it says more than a bare code
     )
 
 

@@ -131,7 +131,7 @@ MESSAGES: tuple[Message, ...] = (
     _say("DR717", r"uncorrectable (?:NVLink|ECC) error|CUDA error: (?:unspecified launch failure|an illegal instruction|hardware stack error)|"
          r"GPU (?:is lost|has fallen off the bus)|NVRM: Xid|Unable to determine the device handle for GPU",
          "uncorrectable", "unspecified launch", "illegal instruction", "hardware stack", "gpu is lost", "fallen off", "xid",
-         "device handle"),
+         "device handle", weight=73),  # the signal that ends the rank comes after it
     _say("DR707", r"No CUDA GPUs are available|invalid device ordinal|no CUDA-capable device|driver version is insufficient|"
          r"Found no NVIDIA driver|NVIDIA driver on your system is too old|device >= 0 && device < num_gpus|"
          r"no kernel image is available|CUDA driver initialization failed|Torch not compiled with CUDA enabled|"
@@ -197,7 +197,8 @@ MESSAGES: tuple[Message, ...] = (
          r"failed finding central directory",
          "deserializing", "safetensorerror", "streamreader", "corrupted", "unexpected eof", "unpicklingerror", "arrowinvalid",
          "zip file", "central directory", bare=True, weight=40),
-    _say("DR803", r"can't open file '[^'\n]+': \[Errno 2\] No such file", "can't open file"),
+    _say("DR803", r"can't open file '[^'\n]+': \[Errno 2\] No such file|"
+         r"Repo id must (?:be in the form|use alphanumeric)[^\n]*'[./~][^'\n]*'", "can't open file", "repo id must"),
     # disk
     _say("DR901", r"No space left on device|Disk quota exceeded|inline_container.*unexpected pos|"
          r"PytorchStreamWriter failed writing|SafetensorError: .*(?:No space|StorageFull)|Errno 122|File too large",

@@ -189,6 +189,13 @@ FAILED = {
                     "deepspeed/comm/torch.py:broadcast")),
     "a gated model": ("DR805", traceback("huggingface_hub.errors.GatedRepoError: 403 Client Error. (Request ID: Root=1-65)\n\nCannot access gated repo for url https://huggingface.co/x/y/resolve/main/config.json.",
                                          "transformers/utils/hub.py:cached_file")),
+    "a path that is no repository": (
+        "DR803", traceback("huggingface_hub.errors.HFValidationError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': '/data/models/llama'. Use `repo_type` argument if needed.",
+                           "huggingface_hub/utils/_validators.py:validate_repo_id")),
+    "a card without bf16": (
+        "DR705", traceback("ValueError: Your setup doesn't support bf16/gpu. You need torch>=1.10, using Ampere GPU with cuda>=11.0", "transformers/training_args.py:__post_init__")),
+    "a card that fell off": (
+        "DR717", STEPS + "[ 8123.1] NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n" + ENDED.format(code=-6)),
     "an unknown template": ("DR804", traceback("ValueError: Template qwen9 does not exist.", file="/home/ann/LF/src/llamafactory/data/template.py") + elastic(1)),
 }  # fmt: skip
 
@@ -199,6 +206,29 @@ def test_the_first_answer(name: str) -> None:
     found = diagnose(text, text=True)
     assert (found.cause and found.cause.code) == code, found
     assert all(n.certainty != "certain" for n in (*([found.cause] if found.cause else []), *found.others))
+
+
+BEFORE = {
+    "mpirun": "[1,1]<stderr>:", "torchrun --tee": "[default1]:", "docker compose": "trainer-1  | ", "a pod": "trainer-0-abc12 trainer ",
+    "kubectl": "2025-11-03T08:15:29.104567890Z stderr F ", "srun": " 1: ", "pdsh": "node-7: ", "an address": "10.0.0.7: ",
+    "ray": "\x1b[36m(RayTrainWorker pid=8123, ip=10.0.0.1)\x1b[0m ", "accelerate": "stderr: ", "a cloud": "[1,mpirank:1,algo-1]<stderr>:",
+    "a stamp": "[2025-11-03 08:15:29] ", "a short stamp": "08:15:29 ", "an answer": "> ", "a block": "    ", "two": "node7: 1: ",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_what_stands_before_each_line(name: str) -> None:
+    text = STEPS + traceback(OOM, "transformers/trainer.py:training_step", MODULE)
+    found = diagnose("".join(BEFORE[name] + line for line in text.splitlines(keepends=True)), text=True)
+    assert found.cause is not None and found.cause.code == "DR102"
+
+
+def test_lines_that_are_numbered() -> None:
+    """As ``grep -n`` and ``cat -n`` print them."""
+    lines = traceback(OOM, "transformers/trainer.py:training_step", MODULE).splitlines(keepends=True)
+    for form in ("train.log:{}:", "{:6d}\t"):
+        found = diagnose("".join(form.format(i + 1) + line for i, line in enumerate(lines)), text=True)
+        assert found.cause is not None and found.cause.code == "DR102"
 
 
 @pytest.mark.parametrize("name", [n for n, (_code, text) in FAILED.items() if text.startswith("Traceback")])
