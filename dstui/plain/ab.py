@@ -66,8 +66,7 @@ def run(args: argparse.Namespace) -> int:
     table.refuse_price(args.price_per_gpu_hour)
     if args.stop is not None:
         found = ab.find(args.stop)
-        if found.state == "running":
-            ab.stop(found)
+        ab.stop(found)
         print(_("A/B {id}: no further run is started").format(id=found.id))
         return Exit.OK
     if args.join is not None:
@@ -179,6 +178,9 @@ def _tell_end(run_id: str, quiet: bool) -> None:
     try:
         run = store.find_run(run_id)
         done = run.exit or {}
+        if not done and store.state(run) in ab.LIVE:
+            print(_("  run {id} goes on").format(id=run_id), file=sys.stderr, flush=True)
+            return
         seconds = (done.get("ended_at") or 0) - (run.manifest.get("started_at") or 0)
         text = _("  run {id}: {state} after {time}").format(
             id=run_id, state=store.state(run), time=duration(seconds if done else None)

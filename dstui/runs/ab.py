@@ -147,6 +147,15 @@ class AbDir:
                     found.append((entry["pair"], run))
         return [run for _pair, run in sorted(found, key=lambda x: x[0])]
 
+    def living(self) -> list[RunDir]:
+        """Its runs that go on."""
+        runs = [RunDir(paths.runs_dir() / entry["run"]) for entry in self.data["runs"]]
+        return [
+            run
+            for run in runs
+            if run.manifest_path.exists() and store.state(run) in (*LIVE, "lost") and not run.exit
+        ]
+
 
 def home() -> Path:
     return paths.state_home() / "ab"
@@ -297,7 +306,13 @@ def _spawn(ab: AbDir, plan: Plan, env: Mapping[str, str]) -> None:
 
 
 def stop(ab: AbDir) -> None:
-    """Ask the controller to end its present run and itself. Raises DstuiError."""
+    """Ask the controller to end its present run and itself; where it was killed, end the run. Raises DstuiError."""
+    state = ab.state
+    if state == "lost":
+        for run in ab.living():
+            control.stop(run, timeout=None)
+    if state != "running":
+        return
     try:
         (ab.path / "stop").touch(mode=0o600)
     except OSError as e:
@@ -309,6 +324,14 @@ def result(ab: AbDir, price_per_gpu_hour: float | None = None) -> Comparison:
     data = ab.data
     sides = [ab.runs(kind) for kind in (0, 1)]
     for kind, runs in enumerate(sides):
+        if not runs and ab.state == "lost":
+            text = _("A/B {id}: its controller was killed before a run of {label} had ended").format(
+                id=ab.id, label=data["labels"][kind]
+            )
+            left = [run.id for run in ab.living()]
+            hint = _("run {id} goes on; end it: {command}") if left else _("begin it anew: dstui ab ...")
+            command = f"dstui ab --stop {ab.id}"
+            raise DstuiError(text, hint.format(id=", ".join(left), command=command))
         if not runs:
             raise DstuiError(
                 _("A/B {id}: no run of {label} went through").format(id=ab.id, label=data["labels"][kind]),

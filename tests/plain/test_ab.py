@@ -185,6 +185,24 @@ def test_a_dead_controller_is_said(write: Write, capsys: pytest.CaptureFixture[s
     assert "lost" in shown.err and "step time" in shown.out
 
 
+def test_a_controller_killed_in_its_first_run(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    """The run goes on and nobody starts another: both are said, and --stop ends what is left."""
+    a, b = write("a.json", 0.2), write("b.json", 0.2)
+    assert main([*words(a, b, "--detach", "--json", steps=3000)]) == 0
+    found = ab.find(json.loads(capsys.readouterr().out)["ab"])
+    wait_for(lambda: found.data["runs"] and store.state(store.list_runs()[0]) == "running")
+    os.kill(found.data["controller"]["pid"], signal.SIGKILL)
+    wait_for(lambda: found.state == "lost")
+    (run,) = store.list_runs()
+    assert main(["ab", "--join"]) == 2
+    shown = capsys.readouterr().err
+    assert "controller was killed" in shown and f"dstui ab --stop {found.id}" in shown
+    assert shown.count(f"run {run.id} goes on") == 2 and "?" not in shown
+    assert main(["ab", "--stop"]) == 0 and store.state(run) == "stopped"
+    assert main(["ab", "--join"]) == 2
+    assert "goes on" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("more", "text"),
     [
