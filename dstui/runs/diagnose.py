@@ -273,10 +273,39 @@ def _living(run: RunDir, state: str, config: Mapping[str, Any] | None) -> Diagno
 def _log_case(
     name: str, head: list[Line], tail: list[Line], config: Mapping[str, Any] | None, number: Any
 ) -> _Case:
-    events, more = _events(_opened(head), tail, {})
-    case = _Case("unknown", name, events, more, config, number=number)
-    case.outcome = _outcome(case)
-    return case
+    def case_of(head: list[Line], tail: list[Line]) -> _Case:
+        events, more = _events(_opened(head), tail, {})
+        case = _Case("unknown", name, events, more, config, number=number)
+        case.outcome = _outcome(case)
+        return case
+
+    last = _last_attempt(head, tail)
+    if last is not None:
+        case = case_of(last, [])
+        if case.outcome == "finished" or len(case.of("step")) >= SURVIVED or _judge(case).cause is not None:
+            return case
+    return case_of(head, tail)
+
+
+_LAUNCHED = re.compile(r"\[runner\.py:\d+:main\] cmd = ")
+_RESTARTED = re.compile(r"will restart worker group")
+
+
+def _last_attempt(head: list[Line], tail: list[Line]) -> list[Line] | None:
+    """The lines of the last run where a file holds several, one after the other: a script starts one after another,
+    a log is appended to, torchrun starts its workers again. None where there is only one."""
+    starts = [
+        (part, i)
+        for part in (head, tail)
+        for i, x in enumerate(part)
+        if _LAUNCHED.search(x.text) or _RESTARTED.search(x.text)
+    ]
+    if not starts:
+        return None
+    part, i = starts[-1]
+    if len(starts) == 1 and not _RESTARTED.search(part[i].text):
+        return None
+    return part[i:] if part is tail or not tail else part[i:] + tail
 
 
 _INSIDE = re.compile(r'^(.*?)\s+File "[^"]+", line \d+, in \S')

@@ -286,3 +286,41 @@ def test_a_healthy_log_has_no_cause(name: str) -> None:
     found: Diagnosis = diagnose(HEALTHY[name], text=True)
     assert found.cause is None, found
     assert found.outcome != "failed"
+
+
+GOOD_END = """\
+[2025-11-03 08:15:33,230] [INFO] [launch.py:351:main] Process 4101 exits successfully.
+[2025-11-03 08:15:33,231] [INFO] [launch.py:351:main] Process 4102 exits successfully.
+"""
+TIMED_OUT = SPAWNED + WATCH.format(rank=0, op="BROADCAST") + ENDED.format(code=-6)
+AGAIN = "W1103 08:15:29.1 4000 torch/distributed/elastic/agent/server/api.py:723] [default] Worker group FAILED. 3/3 attempts left; will restart worker group\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "outcome"),
+    [
+        (TIMED_OUT + SPAWNED + STEPS, None, "unknown"),
+        (TIMED_OUT + SPAWNED + STEPS + GOOD_END, None, "finished"),
+        (
+            SPAWNED + STEPS + GOOD_END + SPAWNED + traceback(OOM, MODULE) + ENDED.format(code=1),
+            "DR102",
+            "failed",
+        ),
+        (TIMED_OUT + SPAWNED, "DR501", "failed"),  # of the second nothing is known yet
+        (STEPS + traceback(OOM, MODULE, tag="[rank1]: ") + AGAIN + STEPS, None, "unknown"),
+        (STEPS + traceback(OOM, MODULE, tag="[rank1]: ") + AGAIN + elastic(-9), "DR401", "failed"),
+    ],
+)
+def test_the_last_of_several_runs_in_one_file(text: str, code: str | None, outcome: str) -> None:
+    found = diagnose(text, text=True)
+    assert (found.cause and found.cause.code, found.outcome) == (code, outcome)
+    if found.evidence and found.evidence[0].line:
+        assert found.evidence[0].text[:20] in text.splitlines()[found.evidence[0].line - 1]
+
+
+def test_a_stray_line_inside_a_traceback() -> None:
+    """Ranks before torch 2.2 and compilers write between the lines of each other."""
+    lines = traceback(OOM, "deepspeed/__init__.py:initialize", f"{ENGINE}:__init__").splitlines(keepends=True)
+    lines.insert(6, "Loading extension module utils...\n")
+    found = diagnose("".join(lines) + ENDED.format(code=1), text=True)
+    assert found.cause is not None and found.cause.code == "DR101"
