@@ -20,6 +20,7 @@ from dstui.runs import store
 from dstui.runs.state import Phase
 from dstui.runs.view import Comparison, Ending, GpuRow, RankRow, RunView, Snapshot
 from dstui.tui.app import DstuiApp
+from dstui.tui.screens import runs as runs_screen
 from dstui.tui.screens.monitor import MonitorScreen
 from dstui.tui.screens.presets import PresetEditor, PresetsScreen
 from dstui.tui.screens.runs import RunsScreen
@@ -395,6 +396,19 @@ def test_curves_share_one_axis_and_are_whole_at_the_end() -> None:
 
 
 # ---- runs
+
+
+def test_the_list_does_not_wait_for_a_long_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read late comes with the next looks, and nothing is left out in the end."""
+    ids = [ticked(0, ticks=3).id for _n in range(3)]
+    monkeypatch.setattr(runs_screen, "PATIENCE", -1.0)
+    lister = runs_screen._Lister()
+    lister.wanted = tuple(ids)
+    assert {e.id for e in lister.take()} == set(ids)
+    assert lister.behind
+    monkeypatch.setattr(runs_screen, "PATIENCE", 60.0)
+    assert all(e.shot is not None and e.shot.step for e in lister.take()) and not lister.behind
+    lister.close()
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -56,6 +56,8 @@ LIVE = ("starting", "running", "stalled")
 VIEWS_AT_ONCE = 40
 """Runs whose step and loss are read in one tick."""
 TICK = 2.0
+PATIENCE = 0.3
+"""Seconds after which the list is shown with what was read until then."""
 REPLAY_SPEED = 10.0
 
 
@@ -83,23 +85,31 @@ class _Lister:
         self.wanted: tuple[str, ...] = ()
         self._views: dict[str, RunView] = {}
         self._shots: dict[str, Snapshot] = {}
+        self.behind = False
+        """Some of those wanted were not read yet: look again soon."""
 
     def take(self) -> tuple[Entry, ...]:
+        """The list at once, its logs for no longer than ``PATIENCE``: one of a gigabyte keeps no other waiting."""
+        until = time.monotonic() + PATIENCE
+        self.behind = False
         runs = store.list_runs()
         there = {r.id for r in runs}
         for gone in [i for i in self._views if i not in there]:
             self._views.pop(gone).close()
         wanted = self.wanted[:VIEWS_AT_ONCE] or tuple(r.id for r in runs[:10])
-        return tuple(self._entry(run, run.id in wanted) for run in runs)
+        return tuple(self._entry(run, run.id in wanted, until) for run in runs)
 
-    def _entry(self, run: RunDir, read: bool) -> Entry:
+    def _entry(self, run: RunDir, read: bool, until: float) -> Entry:
         try:
             manifest = run.manifest
             state = store.state(run)
             shot = self._shots.get(run.id)
             if read and (shot is None or not shot.over):
-                shot = self._read(run)
-                state = shot.state
+                if shot is None and time.monotonic() > until:
+                    self.behind = True
+                else:
+                    shot = self._read(run)
+                    state = shot.state
         except (DstuiError, OSError) as e:
             return Entry(run.id, "lost", run.created_at, problem=getattr(e, "message", str(e)))
         return Entry(
@@ -201,6 +211,8 @@ class RunsScreen(BaseScreen):
         self._entries = entries
         self._problem = ""
         self.redraw()
+        if self._lister.behind and self._poller is not None:
+            self._poller.poke()
 
     def _failed(self, error: Exception) -> None:
         text = error.message if isinstance(error, DstuiError) else f"{type(error).__name__}: {error}"
