@@ -26,6 +26,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -774,13 +775,12 @@ class Supervisor:
             (w for w in self.watched.values() if w.rank is not None), key=lambda w: (w.rank, w.ended_at or 0)
         )
         own = [w for w in ranks if w not in at_exit]  # ended by themselves or by the launcher
-        first = next(iter(sorted((w for w in own if w.code), key=lambda w: w.ended_at or 0)), None)
+        first, rank_code = first_to_fail(own, rank_code_from_log(self.log.fd))
         parents = [
             w
             for w in self.watched.values()
             if w.rank is None and self.is_launcher(w) and w.code not in (0, None)
         ]
-        rank_code = first.code if first is not None else rank_code_from_log(self.log.fd)
         reason = None
         if self.stop is not None:
             outcome = "stopped"
@@ -966,6 +966,24 @@ class _Ended(RunDir):
 
 
 _CODE = re.compile(rb"exits with return code = (-?\d+)|exitcode\s*:\s*(-?\d+)\s*\(pid: \d+\)")
+
+
+def first_to_fail(ranks: Sequence[Watched], printed: int | None) -> tuple[Watched | None, int | None]:
+    """The rank that failed first, where it is known, and its code. ``printed``: as the launcher printed it.
+
+    The launcher ends the others by SIGTERM: a rank that ended so is not the first where the launcher names another
+    code. The one that has it may have been reaped before we could look.
+    """
+    first = min((w for w in ranks if w.code), key=lambda w: w.ended_at or 0, default=None)
+    if first is None:
+        return None, printed
+    if first.code != -signal.SIGTERM or printed in (None, first.code):
+        return first, first.code
+    said = [w for w in ranks if w.code == printed]
+    unseen = [w for w in ranks if w.code is None]
+    if said:
+        return min(said, key=lambda w: w.ended_at or 0), printed
+    return (unseen[0] if len(unseen) == 1 else None), printed
 
 
 def rank_code_from_log(fd: int, tail: int = 256 << 10) -> int | None:
