@@ -159,19 +159,26 @@ def _report(run: RunDir, args: argparse.Namespace) -> int:
         )
     result = _result(run)
     code = Exit.OK if state == "finished" else Exit.BAD
-    if code == Exit.OK and (result is None or not result["measured"]["phases"]):
-        code = Exit.CANNOT
+    if code == Exit.OK and (result is None or not result["measured"]["steps"]):
+        code = Exit.CANNOT  # nothing that a prediction can be compared with
     if args.json:
         answer = {"schema_version": 1, "run": run.id, "dir": str(run.path), "state": state, **(result or {})}
         print(json.dumps(answer, ensure_ascii=False))
+        if code == Exit.CANNOT:
+            _say_nothing(run, result)
         return code
     if code == Exit.BAD:
         print(_ending(run))
-    if result is None:
-        print(_("error: {message}").format(message=_why_nothing(run)), file=sys.stderr)
-        return code
-    print("\n".join(lines(result, run)))
+    if result is not None:
+        print("\n".join(lines(result, run)))
+    if result is None or code == Exit.CANNOT:
+        _say_nothing(run, result)
     return code
+
+
+def _say_nothing(run: RunDir, result: Mapping[str, Any] | None) -> None:
+    text = _why_nothing(run) if result is None else _no_step(run, result["measured"])
+    print(_("error: {message}").format(message=text), file=sys.stderr)
 
 
 def _result(run: RunDir) -> dict[str, Any] | None:
@@ -199,6 +206,16 @@ def _ending(run: RunDir) -> str:
         return ending(view.poll())
     finally:
         view.close()
+
+
+def _no_step(run: RunDir, measured: Mapping[str, Any]) -> str:
+    if "init" not in measured["phases"]:
+        return _(
+            "the script ended without a DeepSpeed engine: is it the one that trains? See dstui logs {id}"
+        ).format(id=run.id)
+    return _(
+        "the script ended before its first optimizer step: give it more data or fewer gradient_accumulation_steps"
+    )
 
 
 def _why_nothing(run: RunDir) -> str:

@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -134,17 +135,27 @@ def _read(path: str) -> Record | None:
         return None
 
 
+_WHOLE = ("allocated", "reserved", "device", "host")
+_MOST_OFF = 8.0
+"""A measurement that is off its own prediction by more is no correction of it but another question, or damage."""
+_YEAR_2200 = 7.3e9
+
+
 def _sane(r: Record) -> bool:
     """Numbers where numbers are expected, and none that no machine has."""
-    numbers = [*r.measured.values(), *r.predicted.values()]
-    return (
+    if not (
         isinstance(r.run, str)
-        and isinstance(r.at, (int, float))
+        and re.fullmatch(r"[\w.-]{1,100}", r.run)
+        and _number(r.at, _YEAR_2200)
         and isinstance(r.settings, str)
         and isinstance(r.summary, Mapping)
         and isinstance(r.ranks, int)
-        and all(
-            n is None or (isinstance(n, (int, float)) and not isinstance(n, bool) and 0 <= n < 1e16)
-            for n in numbers
-        )
-    )
+        and all(n is None or _number(n, 1e16) for n in (*r.measured.values(), *r.predicted.values()))
+    ):
+        return False
+    ratios = [q for what in _WHOLE if (q := r.ratio(what)) is not None]
+    return all(1 / _MOST_OFF <= q <= _MOST_OFF for q in ratios)
+
+
+def _number(n: object, most: float) -> bool:
+    return isinstance(n, (int, float)) and not isinstance(n, bool) and 0 <= n < most

@@ -4,7 +4,8 @@
  * STUB_HANG=1 hangs in the first call, STUB_INIT=N makes it return error N, STUB_MIG=1 splits card 1.
  * STUB_CARDS=N: that many cards instead of two. STUB_USEC=N: a reading takes N microseconds, half of them computing.
  * STUB_HANG_AT=N, STUB_FAIL_AT=N: from the Nth reading of a card's utilisation on, hang or lose every card
- * (STUB_FAIL_FOR=N: for N readings only). STUB_NO_COUNTERS=1: a driver that does not count NVLink bytes. */
+ * (STUB_FAIL_FOR=N: for N readings only). STUB_NO_COUNTERS=1: a driver that does not count NVLink bytes.
+ * STUB_OLD=1: a driver without the second version of its memory figures. */
 #include <stdlib.h>
 #include <stdio.h>
 #include <string.h>
@@ -37,6 +38,7 @@ static void cost(int usec) {
     usleep((unsigned)(usec - usec / 2)); }
 
 int nvmlInitWithFlags(unsigned flags) { (void)flags; if (flag("STUB_HANG")) sleep(60); return flag("STUB_INIT"); }
+int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 int nvmlShutdown(void) { return OK; }
 const char *nvmlErrorString(int code) { return code == 9 ? "Driver Not Loaded" : "stub error"; }
 int nvmlSystemGetDriverVersion(char *out, unsigned n) { snprintf(out, n, "580.95.05"); return OK; }
@@ -56,6 +58,7 @@ int nvmlDeviceGetName(Device d, char *out, unsigned n) {
     snprintf(out, n, id(d) >= 10 ? "NVIDIA H200 MIG 3g.71gb" : "NVIDIA H200"); return OK; }
 int nvmlDeviceGetMemoryInfo_v2(Device d, Memory2 *m) {
     cost(flag("STUB_USEC")); if (lost()) return 15;
+    if (flag("STUB_OLD")) return 13;
     if (m->version != 0x02000028) return 25;
     if (id(d) >= 10) { m->total = 70144 * MiB; m->reserved = 0; m->used = 44 * MiB; m->free = m->total - m->used; return OK; }
     m->total = 143771 * MiB; m->reserved = 600 * MiB; m->used = id(d) ? 4 * MiB : 20000 * MiB;

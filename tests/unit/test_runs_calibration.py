@@ -231,12 +231,34 @@ def test_a_damaged_file_costs_one_record(damage: str) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("allocated", -5), ("allocated", "much"), ("host", 1e300), ("reserved", True), ("device", [1])],
+    [
+        ("allocated", -5),
+        ("allocated", "much"),
+        ("host", 1e300),
+        ("reserved", True),
+        ("device", [1]),
+        ("host", 1),
+        ("host", 10**15),
+        ("allocated", 0),
+        ("reserved", float("nan")),
+    ],
 )
 def test_figures_that_no_machine_has_are_not_used(field: str, value: object) -> None:
     path = saved()
     data = json.loads(path.read_text())
     data["record"]["measured"][field] = value
+    path.write_text(json.dumps(data))
+    assert calibration.load(FACTS, SHAPE) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("at", 1e300), ("at", float("nan")), ("at", -1e18), ("at", "today"), ("run", "\x1b[31mX"), ("run", "")],
+)
+def test_a_record_that_cannot_be_named_is_not_used(field: str, value: object) -> None:
+    path = saved()
+    data = json.loads(path.read_text())
+    data["record"][field] = value
     path.write_text(json.dumps(data))
     assert calibration.load(FACTS, SHAPE) is None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -214,3 +215,30 @@ def test_a_card_that_others_use_gives_no_device_figure(tmp_path: Path) -> None:
     (tmp_path / "probe" / "rank-0.jsonl").write_text(json.dumps(line) + "\n")
     m = read_probe(RunDir(tmp_path))
     assert m is not None and m.reserved == 6 and m.device is None and m.overhead is None
+
+
+@pytest.mark.parametrize(("driver", "used"), [({}, 20000), ({"STUB_OLD": "1"}, 20600)])
+def test_a_card_is_read_as_the_sampler_reads_it(tmp_path: Path, driver: dict[str, str], used: int) -> None:
+    """As nvidia-smi shows it: the driver's own reserve is not part of what is used, where the driver tells it apart."""
+    cc = shutil.which("cc") or shutil.which("gcc")
+    if cc is None:
+        pytest.skip("no C compiler for the NVML stand-in")
+    stub = Path(__file__).resolve().parent.parent / "data" / "nvml_stub.c"
+    subprocess.run([cc, "-shared", "-fPIC", "-o", str(tmp_path / "libnvidia-ml.so.1"), str(stub)], check=True)
+    code = """
+from dstui.facts.gpu import NvmlSession
+from dstui.runs.probe import Nvml
+session = NvmlSession(None)
+assert session.open()
+print([n for _handle, n in Nvml().cards().values()], [g.memory_used for g in session.sample()])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path), **driver},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    seen = [used << 20, (used - 20000 + 4) << 20]
+    assert done.stdout.strip() == f"{seen} {seen}"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dstui.cli import main
 from dstui.estimate.inputs import Training
 from dstui.estimate.memory import estimate
 from dstui.estimate.model import load_model
@@ -267,3 +268,24 @@ def test_the_bundled_gpt_is_known_by_its_arguments(tmp_path: Path) -> None:
     assert plain.subject is not None and plain.subject["shape"]["params"] == load_model("tiny-gpt").params
     other = trial_spec(RunSpec(str(tmp_path / "tiny_gpt.py")), steps=1)
     assert other.subject is None
+
+
+@pytest.mark.parametrize(
+    ("phases", "said"),
+    [(("load",), "without a DeepSpeed engine"), (("load", "init", "forward"), "first optimizer step")],
+)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_trial_without_a_step_could_not_do_it(
+    phases: tuple[str, ...], said: str, as_json: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make(steps=0)
+    for rank in (0, 1):
+        path = run.path / "probe" / f"rank-{rank}.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        kept = [r for r in rows if r["event"] in ("start", "end") or r.get("phase") in phases]
+        path.write_text("".join(json.dumps(r) + "\n" for r in kept))
+    assert main(["trial", "--show", run.id, *(["--json"] if as_json else [])]) == 2
+    seen = capsys.readouterr()
+    assert said in seen.err and "rank" in seen.out
+    if as_json:
+        assert json.loads(seen.out)["measured"]["steps"] == 0
