@@ -123,13 +123,18 @@ class _Case:
 
     @property
     def failures(self) -> list[Failure]:
-        """Tracebacks, without those after which training went on."""
+        """Tracebacks, without those after which training went on.
+
+        What nobody catches ends its process: where training went on after several of that form, they are data (samples
+        that are printed), and so are the last ones, unless a launcher reports an end.
+        """
+        found = [e.values["failure"] for e in self.events if e.kind == "error"]
+        if len(found) > SURVIVED and not self.of("rank_exit"):
+            fatal = [f for f in found if not _caught(f) and f.rank is None]
+            if sum(self.survived(f.offset) for f in fatal) >= SURVIVED:
+                found = [f for f in found if f not in fatal]
         return [
-            f
-            for e in self.events
-            if e.kind == "error"
-            for f in (e.values["failure"],)
-            if not (self.survived(f.offset) and (_caught(f) or self._far_behind(f.offset)))
+            f for f in found if not (self.survived(f.offset) and (_caught(f) or self._far_behind(f.offset)))
         ]
 
     def _far_behind(self, offset: int) -> bool:

@@ -271,6 +271,10 @@ HEALTHY = {
     "[2025-11-03 08:15:33,230] [INFO] [launch.py:351:main] Process 4101 exits successfully.\n"
     "[2025-11-03 08:15:33,231] [INFO] [launch.py:351:main] Process 4102 exits successfully.\n",
     "data that speaks of errors": "".join(f"step {i} loss {2 - i / 50:.3f} | sample: 'RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB'\n" for i in range(1, 12)),
+    "samples that are tracebacks": "".join(
+        f"{{'loss': '1.{i}', 'grad_norm': '1', 'learning_rate': '1e-5', 'epoch': '0.{i}'}}\n" + 'completion: Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    f()\nValueError: bad row\n'
+        for i in range(1, 9)
+    ),
     "a config that is printed": SPAWNED + '  "comment": "AssertionError: no_sync context manager is incompatible with"\n  zero_config .... stage=3 offload_param=None\n' + STEPS,
     "slurm's farewell": srun(STEPS) + "srun: Job 88123 step creation temporarily disabled, retrying (Requested nodes are busy)\nsrun: Step created for StepId=88123.1\n" + srun(STEPS),
     "a single cache flush": STEPS + "[2025-11-03 08:14:59,500] [WARNING] [stage3.py:2069:step] 1 pytorch allocator cache flushes since last step. this happens when there is high memory pressure and is detrimental to performance.\n" + STEPS.replace("08:14", "08:16"),
