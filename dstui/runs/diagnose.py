@@ -130,9 +130,9 @@ class _Case:
         """
         found = [e.values["failure"] for e in self.events if e.kind == "error"]
         if len(found) > SURVIVED and not self.of("rank_exit"):
-            fatal = [f for f in found if not _caught(f) and f.rank is None]
-            if sum(self.survived(f.offset) for f in fatal) >= SURVIVED:
-                found = [f for f in found if f not in fatal]
+            fatal = [not _caught(f) and f.rank is None for f in found]
+            if sum(self.survived(f.offset) for f, dies in zip(found, fatal, strict=True) if dies) >= SURVIVED:
+                found = [f for f, dies in zip(found, fatal, strict=True) if not dies]
         return [
             f for f in found if not (self.survived(f.offset) and (_caught(f) or self._far_behind(f.offset)))
         ]
