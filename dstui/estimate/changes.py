@@ -95,6 +95,21 @@ def _micro_batch(config: Mapping[str, Any], training: Training, s: Settings) -> 
     return out
 
 
+def _zero_init(config: Mapping[str, Any], training: Training, s: Settings) -> list[Candidate]:
+    """Otherwise each rank first holds the whole model, on its card or in RAM. bitsandbytes makes its weights itself."""
+    if s.zero_init or s.quant != "none":
+        return []
+    return [
+        Candidate(
+            _("build the model under zero.Init"),
+            _("a small change of the script"),
+            config,
+            replace(training, zero_init=True),
+            (),
+        )
+    ]
+
+
 def _for_gpu(config: Mapping[str, Any], training: Training, s: Settings) -> list[Candidate]:
     out: list[Candidate] = []
     if not training.checkpointing:
@@ -107,6 +122,8 @@ def _for_gpu(config: Mapping[str, Any], training: Training, s: Settings) -> list
                 (),
             )
         )
+    if s.stage == 3:
+        out += _zero_init(config, training, s)
     out += _micro_batch(config, training, s)
     if s.overlap and s.stage in (1, 2):
         out.append(
@@ -161,6 +178,16 @@ def _for_gpu(config: Mapping[str, Any], training: Training, s: Settings) -> list
                     ("/zero_optimization/stage", stage),
                 )
             )
+            if stage == 3:
+                out += [
+                    replace(
+                        c,
+                        title=_("ZeRO stage 3, the model built under zero.Init"),
+                        costs=f"{costs}; {c.costs}",
+                        edits=out[-1].edits,
+                    )
+                    for c in _zero_init(out[-1].config, training, s)
+                ]
     if s.offload_optimizer == "none":
         stage = max(2, s.stage)
         out.append(
@@ -216,6 +243,16 @@ def _for_gpu(config: Mapping[str, Any], training: Training, s: Settings) -> list
                 (),
             )
         )
+    if training.quant == "none" and s.stage < 3:
+        out.append(
+            Candidate(
+                _("LoRA on a 4-bit model (QLoRA)"),
+                _("the frozen weights are rounded to 4 bits"),
+                config,
+                replace(training, lora_rank=training.lora_rank or 16, quant="nf4"),
+                (),
+            )
+        )
     return out
 
 
@@ -264,16 +301,8 @@ def _for_host(config: Mapping[str, Any], training: Training, s: Settings, cpu_on
                 ("/zero_optimization/offload_param", {"device": "none"}),
             )
         )
-    if s.stage == 3 and not s.zero_init:
-        out.append(
-            Candidate(
-                _("build the model under zero.Init"),
-                _("a small change of the script"),
-                config,
-                replace(training, zero_init=True),
-                (),
-            )
-        )
+    if s.stage == 3:
+        out += _zero_init(config, training, s)
     if training.load_dtype == "float32" or s.load == 4:
         out.append(
             Candidate(

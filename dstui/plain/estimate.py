@@ -366,6 +366,8 @@ def render(shape: ModelShape, facts: Facts, e: Estimate) -> list[str]:
         for c in e.changes:
             saved = "" if c.saves is None else _(" (saves {size})").format(size=gib(c.saves))
             lines += _wrap(f"{c.title}{saved}: {c.costs}", "  - ")
+    if e.verdict == "no" and not e.changes:
+        lines += ["", *_wrap(_("No single change makes it fit; dstui plan tries several together."), "")]
     if e.assumptions:
         lines += ["", _("Assumed")]
         for text in e.assumptions:

@@ -92,6 +92,34 @@ def test_a_change_really_makes_it_fit(capsys: pytest.CaptureFixture[str], tmp_pa
         assert saved == change["saves"]
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_model_larger_than_a_card_is_built_under_zero_init(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, stage: int
+) -> None:
+    """70B in 16 bits is 128 GiB: without zero.Init each rank holds it whole, whatever the stage."""
+    machine = ("--gpus", "8xA100-80G", "--nodes", "2", "--ram", "2TiB", "--model", "llama-2-70b")
+    path = write(
+        tmp_path, {**ZERO2, "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": stage}}
+    )
+    code, data = answer(capsys, path, *machine)
+    assert code == 1
+    (change,) = [c for c in data["changes"] if "zero.Init" in c["title"]]
+    assert change["saves"] > 40 * 2**30
+    for edit in change["edits"]:
+        assert edit["path"] == "/zero_optimization/stage" and edit["value"] == 3
+    path = write(tmp_path, {**ZERO2, "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}})
+    code, data = answer(capsys, path, *machine, "--zero-init")
+    assert code == 0 and data["verdict"] in ("fits", "tight")
+
+
+def test_where_no_single_change_helps_plan_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = write(tmp_path, ZERO2)
+    assert main(["estimate", path, "--model", "llama-2-70b", "--gpus", "2x24GiB", "--ram", "32GiB"]) == 1
+    assert "dstui plan" in capsys.readouterr().out
+
+
 def test_text_fits_eighty_columns(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for extra in ([], ["--grid"], ["--lang", "zh"]):
         main(["estimate", write(tmp_path, ZERO2), "--model", "deepseek-v3", "--gpus", "8x80GiB", *extra])
