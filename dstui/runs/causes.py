@@ -422,10 +422,12 @@ _ALL = (
     Cause(
         "DR715", "launcher-refused", None,
         N_("the launcher could not start the ranks"),
-        N_("`launcher 'pdsh' not installed`, a hostfile that cannot be read, ssh that fails"),
+        N_("`launcher 'pdsh' not installed`, a hostfile that cannot be read, ssh that fails, an exception of the launcher "
+           "itself, `environment variable RANK expected, but not set`"),
         N_("DeepSpeed starts other nodes by pdsh over ssh: it must be installed, and every node must let this user in "
-           "without a password"),
-        N_("install pdsh, or choose --launcher torchrun; test `ssh NODE true` for every line of the hostfile"),
+           "without a password; a script that was started without a launcher does not know its rank"),
+        N_("install pdsh, or choose --launcher torchrun; test `ssh NODE true` for every line of the hostfile; start the "
+           "script with a launcher"),
     ),
     Cause(
         "DR716", "too-many-open-files", None,

@@ -404,6 +404,7 @@ def _judge(case: _Case) -> Diagnosis:
         _builds,
         _numerics,
         _launcher,
+        _unparsed,
         _plain_exit,
         _oom_lines,
         _spoken,
@@ -836,7 +837,16 @@ def _name(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list[Re
         )
     ):
         return Named("DR803", certainty, f.message), []
+    if _LAUNCHER.search(files):
+        return Named("DR715", certainty, _first_line(f"{f.short}: {f.message}")), []
     return Named("DR710", certainty, _at(f)), []
+
+
+_LAUNCHER = re.compile(
+    r"/deepspeed/launcher/(?:runner|launch|multinode_runner)\.py|/torch/distributed/(?:run|launcher/api)\.py|"
+    r"/accelerate/commands/launch\.py"
+)
+"""Nothing of the script runs in these processes."""
 
 
 def _telling(said: messages.Message, f: Failure) -> str:
@@ -1363,6 +1373,30 @@ def _ooms(case: _Case) -> list[Event]:
     lines = case.of("oom")
     rest = [e for e in lines if not case.survived(e.offset)]
     return rest if len(rest) == len(lines) or case.of("rank_exit") else []
+
+
+_GRAMMAR = re.compile(r"(?:^|[^\w'\"`(])((?:SyntaxError|IndentationError|TabError): .*)")
+
+
+def _unparsed(case: _Case) -> Iterator[_Finding]:
+    """A script that Python cannot read: it says so without a traceback."""
+    if case.outcome in ("finished", "stopped"):
+        return
+    lines = case.tail[-2000:]
+    for i, line in enumerate(lines):
+        m = _GRAMMAR.search(clean(line.text))
+        place = m and re.search(
+            r'File "(.+?)", line (\d+)\s*$', "\n".join(clean(x.text) for x in lines[max(0, i - 3) : i]), re.M
+        )
+        if not m or not place or case.survived(line.offset) or _failures(case):
+            continue
+        file, number = place.group(1), int(place.group(2))
+        detail = m.group(1) + " " + _("(in {file}, line {line})").format(file=file, line=number)
+        code = case.rank_code
+        certainty = _recorded(case, agrees=code is not None and code > 0)
+        shown = (case.line(line.offset, line.text), Evidence(file, number, m.group(1)))
+        yield _Finding(Named("DR710", certainty, detail), shown, weight=74)
+        return
 
 
 def _oom_lines(case: _Case) -> Iterator[_Finding]:

@@ -146,9 +146,10 @@ MESSAGES: tuple[Message, ...] = (
          "cannot import name", "normal functioning", "no module named", "weights only", "unsupported global", "undefined symbol", "numpy 1.x", "deepspeed", "partially initialized"),
     _say("DR715", r"launcher '\w+' not installed|KeyError: 'PDSH_SSH_ARGS_APPEND'|parse_inclusion_exclusion|"
          r"Hostfile .*(?:is not formatted|contains multiple entries|is empty)|Unable to proceed with (?:training|ssh)|"
+         r"environment variable (?:RANK|WORLD_SIZE|LOCAL_RANK|MASTER_\w+) expected, but not set|DeepSpeed is not compatible with MP\.|"
          r"ssh to [\w.-]+ failed|was not reachable via ssh|pdsh@\S+: .*ssh exited with exit code|--(?:num_nodes|num_gpus) .*cannot be|"
          r"Permission denied \(publickey",
-         "not installed", "pdsh", "parse_inclusion", "hostfile", "unable to proceed", "ssh", "cannot be"),
+         "expected, but not set", "compatible with mp", "not installed", "pdsh", "parse_inclusion", "hostfile", "unable to proceed", "ssh", "cannot be"),
     _say("DR720", r"CANCELLED AT \S+ (?:DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)|\*\*\*)|Process \d+ got signal: (?:2|15)\b|"
          r"Received (?:2|15|SIGTERM|SIGINT) death signal|received (?:SIGTERM|SIGINT) from|Received \d+ death signal, shutting down",
          "cancelled at", "got signal", "death signal", "received sig"),

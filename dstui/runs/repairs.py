@@ -424,6 +424,8 @@ def of_cause(code: str, config: Mapping[str, Any] | None, text: str) -> list[Rep
         return [Repair(_("let dstui choose a free port: --master-port auto"))]
     if code == "DR602":
         return precision(config)
+    if code == "DR715" and re.search(r"expected, but not set|compatible with MP", text):
+        return [Repair(_("start the script with a launcher: dstui run, deepspeed or torchrun"))]
     if code == "DR701":
         return build(config)
     if code == "DR702":

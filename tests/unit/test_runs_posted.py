@@ -6,9 +6,13 @@ frightens at first sight: none of them gets a cause.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from dstui.runs.diagnose import Diagnosis, diagnose
+
+LOGS = Path(__file__).parent.parent / "data" / "logs"
 
 SPAWNED = """\
 [2025-11-03 08:12:01,118] [INFO] [runner.py:610:main] cmd = /opt/env/bin/python -u -m deepspeed.launcher.launch --world_info=eyJsb2NhbGhvc3QiOiBbMCwgMV19 --master_addr=127.0.0.1 --master_port=29500 train.py
@@ -328,3 +332,27 @@ def test_a_stray_line_inside_a_traceback() -> None:
     lines.insert(6, "Loading extension module utils...\n")
     found = diagnose("".join(lines) + ENDED.format(code=1), text=True)
     assert found.cause is not None and found.cause.code == "DR101"
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "says"),
+    [
+        ("syntax", "DR710", "SyntaxError: invalid syntax (in /home/user/train/syn.py, line 2)"),
+        ("recursion", "DR710", "RecursionError"),
+        ("abort-torchrun", "DR712", "SIGABRT"),
+        ("no-script", "DR803", "nothere.py"),
+        ("no-script-torchrun", "DR803", "nothere.py"),
+        ("no-launcher", "DR715", "environment variable RANK expected"),
+        ("no-hostfile", "DR715", "no extra nodes available"),
+        ("bad-include", "DR715", "invalid literal for int() with base 10: 'x'"),
+        ("host-twice", "DR715", "multiple entries for node1"),
+        ("no-ssh", "DR715", "not reachable via ssh"),
+    ],
+)
+def test_real_logs_of_launches_that_failed(name: str, code: str, says: str) -> None:
+    """Recorded with DeepSpeed 0.19.8 and torch 2.13; names of folders replaced."""
+    found = diagnose(LOGS / f"{name}.log")
+    assert found.outcome == "failed" and found.cause is not None
+    assert (found.cause.code, found.cause.certainty) == (code, "likely")
+    assert says in found.cause.detail
+    assert found.evidence and found.evidence[0].line
