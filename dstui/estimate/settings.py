@@ -146,8 +146,10 @@ def read_settings(
         value = getattr(training, name)
         if value is not None and not least <= value <= _MOST:
             raise DstuiError(
-                _("'{key}' must be a number, found {value!r}").format(key=name, value=value),
-                _("give a number from {least} on").format(least=least),
+                _("'{key}' must be from {least} to {most}, found {value!r}").format(
+                    key=name, least=least, most=_MOST, value=value
+                ),
+                _("give a number in between"),
             )
     settings, assumptions = _Reader(
         config, training, shape, release_tuple(release), ranks, ranks_per_node
@@ -248,7 +250,9 @@ class _Reader:
                 ) from e
             if number != number or number < 0 or number > 1e15:
                 raise DstuiError(
-                    _("'{key}' must be a number, found {value!r}").format(key=key, value=value),
+                    _("'{key}' must be from 0 to {most}, found {value!r}").format(
+                        key=key, most="1e15", value=value
+                    ),
                     _("see: dstui check"),
                 )
             return int(number)

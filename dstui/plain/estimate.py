@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from dstui.errors import DstuiError, Exit
@@ -161,6 +162,12 @@ def run(args: argparse.Namespace) -> int:
     answer = estimate(
         shape, training, config, facts, release=release, world_size=args.world_size, calibration=known
     )
+    if args.file is not None and answer.verdict in ("fits", "tight"):
+        refusal = _refusal(config, facts, release, training, args.world_size)
+        if refusal is not None:
+            answer = replace(
+                answer, reason=refusal if answer.reason is None else f"{refusal}; {answer.reason}"
+            )
     if as_json:
         print(
             json.dumps({"schema_version": SCHEMA_VERSION, **answer.to_json()}, indent=2, ensure_ascii=False)
@@ -168,6 +175,21 @@ def run(args: argparse.Namespace) -> int:
     else:
         print("\n".join(render(shape, facts, answer)))
     return _code(answer)
+
+
+def _refusal(
+    config: Mapping[str, Any], facts: Facts, release: str | None, training: Training, ranks: int | None
+) -> str | None:
+    """That memory is not what stops this config; ``auto`` is read as the Trainer reads it."""
+    from dstui.plain.objections import Rules
+
+    trainer = training.loop == "hf" or '"auto"' in json.dumps(config, default=str)
+    found = Rules(facts, release, "hf" if trainer else "deepspeed", ranks or facts.world_size).refusal(config)
+    return (
+        None
+        if found is None
+        else _("memory suffices, but the config is refused: {finding}").format(finding=found)
+    )
 
 
 def _code(e: Estimate) -> Exit:

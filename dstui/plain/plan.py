@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from dstui.errors import DstuiError, Exit
 from dstui.estimate.model import load_model
 from dstui.estimate.plan import Plan, plan
 from dstui.facts.describe import facts_for
-from dstui.facts.model import Facts
 from dstui.i18n import _
 from dstui.plain.columns import wrap
 from dstui.plain.estimate import (
@@ -26,6 +24,7 @@ from dstui.plain.estimate import (
     training_of,
     training_options,
 )
+from dstui.plain.objections import Rules
 from dstui.rules.diagnostic import Finding
 
 
@@ -78,7 +77,9 @@ def run(args: argparse.Namespace) -> int:
         from dstui.runs import calibration
 
         known = calibration.load(facts, shape, release=release)
-    rules = _Rules(facts, release, training.loop, args.world_size or facts.world_size)
+    rules = Rules(
+        facts, release, "hf" if training.loop == "hf" else "deepspeed", args.world_size or facts.world_size
+    )
     answer = plan(
         shape,
         training,
@@ -109,36 +110,6 @@ def run(args: argparse.Namespace) -> int:
         if text is not None and not args.output:
             print(text, end="")
     return {"no": Exit.BAD, "unknown": Exit.CANNOT}.get(answer.verdict, Exit.OK)
-
-
-class _Rules:
-    """What ``check`` says about a config for this machine and release."""
-
-    def __init__(self, facts: Facts, release: str | None, loop: str, ranks: int | None) -> None:
-        from dstui.config.schema import newest
-        from dstui.rules.engine import Context
-
-        self._context = Context(
-            release=release or newest(),
-            engine="hf" if loop == "hf" else "deepspeed",
-            facts=facts,
-            world_size=ranks,
-        )
-
-    def findings(self, config: Mapping[str, Any]) -> list[Finding]:
-        """All but ``info``."""
-        from dstui.config.document import Document
-        from dstui.rules.engine import check_document
-
-        report = check_document(Document.parse(json.dumps(config)), self._context)
-        return [f for f in report.findings if f.severity != "info"]
-
-    def objection(self, config: Mapping[str, Any]) -> str | None:
-        """The first finding for which a config must not be written."""
-        for f in self.findings(config):
-            if f.severity in ("error", "silent-wrong"):
-                return f"{f.code}: {f.message}"
-        return None
 
 
 # -- JSON ------------------------------------------------------------------------------------------------

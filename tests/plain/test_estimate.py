@@ -120,6 +120,42 @@ def test_where_no_single_change_helps_plan_is_named(
     assert "dstui plan" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "DS701"),
+        ({"train_batch_size": 7}, "DS402"),
+        (
+            {"zero_optimization": {"stage": 2, "offload_optimizer": "cpu"}},
+            "DS120 zero_optimization.offload_optimizer",
+        ),
+        ({"optimizer": {"type": 5}}, "DS120 optimizer.type"),
+    ],
+)
+def test_a_config_that_is_refused_is_not_left_at_fits(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, change: dict[str, Any], code: str
+) -> None:
+    path = write(tmp_path, {**ZERO2, **change})
+    args = ("--model", "qwen2.5-0.5b", *MACHINE, "--world-size", "2")
+    exit_code, data = answer(capsys, path, *args)
+    assert (
+        (exit_code, data["verdict"]) == (0, "fits")
+        and "is refused" in data["reason"]
+        and code in data["reason"]
+    )
+    assert main(["estimate", path, *args]) == 0
+    assert "is refused" in capsys.readouterr().out.splitlines()[1]
+
+
+@pytest.mark.parametrize("batch", ["auto", 2])
+def test_a_config_that_is_accepted_has_no_such_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, batch: Any
+) -> None:
+    path = write(tmp_path, {**ZERO2, "train_micro_batch_size_per_gpu": batch})
+    _code, data = answer(capsys, path, "--model", "qwen2.5-0.5b", *MACHINE)
+    assert data["verdict"] == "fits" and data["reason"] is None
+
+
 def test_text_fits_eighty_columns(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for extra in ([], ["--grid"], ["--lang", "zh"]):
         main(["estimate", write(tmp_path, ZERO2), "--model", "deepseek-v3", "--gpus", "8x80GiB", *extra])
