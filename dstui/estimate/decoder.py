@@ -8,7 +8,7 @@ unless noted). A mixture of experts is an approximation: the experts are compute
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -48,6 +48,12 @@ class Decoder:
 def decoder(shape: ModelShape, work: Workload) -> Decoder:
     """Programs of ``shape`` under ``work``. Needs a family."""
     return _decoder(shape, tuple(sorted(shape.extra.items())), work)
+
+
+def named(name: str, targets: Sequence[str]) -> bool:
+    """Whether one of ``target_modules`` names the module ``name``: whole, or from a dot on (peft
+    ``tuners/tuners_utils.py: check_target_module_exists``)."""
+    return any(name == t or name.endswith("." + t) for t in targets)
 
 
 @lru_cache(maxsize=32)
@@ -115,7 +121,7 @@ class _Builder:
     def _adapted(self, name: str) -> bool:
         if name == "lm_head":
             return False
-        return not self.work.lora_targets or name.rpartition(".")[2] in self.work.lora_targets
+        return not self.work.lora_targets or named(name, self.work.lora_targets)
 
     # -- before the layers -------------------------------------------------------------------------------
     def _head(self, inv: Inventory) -> Program:

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from dstui.errors import DstuiError
 from dstui.estimate import hardware
 from dstui.estimate.allocator import PARTS
 from dstui.estimate.changes import candidates
 from dstui.estimate.correction import Calibration
-from dstui.estimate.decoder import APPROXIMATE
+from dstui.estimate.decoder import APPROXIMATE, named
 from dstui.estimate.families import inventory
 from dstui.estimate.host import HostNeed, host_need
 from dstui.estimate.inputs import ModelShape, Training
@@ -182,7 +183,7 @@ class _Machine:
         for g in used:
             if g.memory_total is None or g.memory_free is None:
                 continue
-            taken = g.memory_total - g.memory_free
+            taken = g.memory_total - g.memory_free - self._reserve(g)
             if g.busy or taken > g.memory_total // 20:
                 self.notes.append(
                     _("GPU {index}: {taken} are used by others and not counted as free").format(
@@ -301,6 +302,8 @@ def _one(
     guessed = shape.family is None
     model = _guess(shape) if guessed else shape
     settings, assumptions = _settings(model, training, config_data, machine, release)
+    if settings.lora_rank and settings.lora_targets and not guessed:
+        _check_targets(model, settings.lora_targets)
     scale = shape.params / model.params if guessed else 1.0
     workspace = 0 if machine.cpu_only else hardware.workspace(machine.capability)
     peaks = replay(model, settings, workspace)
@@ -353,6 +356,20 @@ def _unsure(e: Estimate, peaks: Peaks, scale: float) -> Estimate:
         "only the number of parameters is known: the states need {size} per GPU, activations are a guess; name a model, or a directory with its config.json"
     ).format(size=gib(round(_states(peaks) * scale)))
     return replace(e, verdict="unknown", reason=reason)
+
+
+def _check_targets(model: ModelShape, targets: Sequence[str]) -> None:
+    """peft refuses targets of which none is there."""
+    linear = [m.name for kind in inventory(model).kinds for m in kind if m.dims is not None]
+    if not any(named(name, targets) for name in linear):
+        raise DstuiError(
+            _("no linear layer of {model} is called {targets}").format(
+                model=model.name, targets=", ".join(targets)
+            ),
+            _("use {names}, or all-linear").format(
+                names=", ".join(dict.fromkeys(n.rpartition(".")[2] for n in linear))
+            ),
+        )
 
 
 def _states(peaks: Peaks) -> int:

@@ -221,6 +221,10 @@ def training_of(args: argparse.Namespace) -> Training:
             ),
             _("add --lora-rank 16, or leave --quant out"),
         )
+    if args.lora_targets is not None and args.lora_rank is None:
+        raise DstuiError(
+            _("--lora-targets without --lora-rank: no adapter is trained"), _("add --lora-rank 16")
+        )
     dtype = None
     if args.load_dtype is not None:
         dtype = _DTYPES.get(args.load_dtype.lower())

@@ -186,6 +186,8 @@ def test_grid(capsys: pytest.CaptureFixture[str]) -> None:
         ["--model", "7B", *MACHINE, "--world-size", "0"],
         ["--model", "7B", *MACHINE, "--seq", "1000000000"],
         ["--model", "7B", *MACHINE, "--quant", "nf4"],
+        ["--model", "7B", *MACHINE, "--lora-targets", "q_proj"],
+        ["--model", "qwen2.5-0.5b", *MACHINE, "--lora-rank", "8", "--lora-targets", "query_key_value"],
         ["/nonexistent/ds_config.json", "--model", "7B", *MACHINE],
     ],
 )
@@ -198,6 +200,20 @@ def test_bad_input_is_one_clear_line(capsys: pytest.CaptureFixture[str], args: l
 def test_a_number_that_is_too_large_is_said_to_be_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", "--model", "7B", *MACHINE, "--seq", "1000000000"]) == 2
     assert "from 1 to 100000000" in capsys.readouterr().err
+
+
+def test_adapters_are_named_as_peft_names_them(capsys: pytest.CaptureFixture[str]) -> None:
+    def states(*targets: str) -> int:
+        args = ("--model", "qwen2.5-0.5b", *MACHINE, "--lora-rank", "64", "--no-zero-init")
+        _code, data = answer(capsys, *args, *(("--lora-targets", ",".join(targets)) if targets else ()))
+        return next(p["parts"]["optimizer"] for p in data["gpu"]["phases"] if p["phase"] == "save")
+
+    attention = states("q_proj", "v_proj")
+    assert states("self_attn.q_proj", "v_proj") == attention < states() == states("all-linear")
+    assert (
+        main(["estimate", "--model", "gpt2", *MACHINE, "--lora-rank", "8", "--lora-targets", "q_proj"]) == 2
+    )
+    assert "c_attn" in capsys.readouterr().err
 
 
 def test_the_optimizer_of_the_script_counts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
