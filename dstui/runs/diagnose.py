@@ -837,9 +837,19 @@ def _name(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list[Re
         )
     ):
         return Named("DR803", certainty, f.message), []
+    if re.search(r"The size of tensor a \(0\) must match|size of tensor b \(0\) at", text) and _splits(
+        case, files
+    ):
+        return Named("DR106", certainty, f.message), []
     if _LAUNCHER.search(files):
         return Named("DR715", certainty, _first_line(f"{f.short}: {f.message}")), []
     return Named("DR710", certainty, _at(f)), []
+
+
+def _splits(case: _Case, files: str) -> bool:
+    """Whether ZeRO 3 was at work."""
+    zero = (case.config or {}).get("zero_optimization")
+    return (isinstance(zero, Mapping) and zero.get("stage") == 3) or "/zero/stage3.py" in files
 
 
 _LAUNCHER = re.compile(

@@ -138,7 +138,8 @@ MESSAGES: tuple[Message, ...] = (
          r"No slot '\w+' specified on host|Unexpected error from cudaGetDeviceCount|Duplicate GPU detected|Attempting to deserialize object on CUDA device \d+ but",
          "cuda gpus", "device ordinal", "cuda-capable", "driver", "num_gpus", "kernel image", "with cuda enabled", "no slot",
          "cudagetdevicecount", "duplicate gpu", "on cuda device"),
-    _say("DR714", r"cannot import name '\w+' from '(?:torch|transformers|accelerate|deepspeed|peft|numpy)[\w.]*'|Weights only load failed|"
+    _say("DR714", r"cannot import name '\w+' from '(?:torch|transformers|accelerate|deepspeed|peft|trl|numpy)[\w.]*'|"
+         r"cannot import name '\w+' from '[\w.]+' \([^)\n]*(?:site|dist)-packages/|Weights only load failed|"
          r"[\w-]+ ?[<>=!~]=? ?[\w.,<>=!]+ is required for a normal functioning of this module, but found|"
          r"No module named '(?:torch|transformers|accelerate|deepspeed|peft|trl|numpy|datasets)\.[\w.]+'|"
          r"Unsupported global: GLOBAL |undefined symbol: \S+|A module that was compiled using NumPy 1\.x cannot be run|"

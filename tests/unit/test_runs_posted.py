@@ -151,6 +151,10 @@ FAILED = {
     "transformers asks for another DeepSpeed": (
         "DR714", traceback("ImportError: deepspeed>=0.9.3 is required for a normal functioning of this module, but found deepspeed==0.8.3.",
                            "transformers/training_args.py:__post_init__", "transformers/utils/versions.py:_compare_versions")),
+    "a name that is gone from a package": (
+        "DR714", traceback("ImportError: cannot import name 'selective_log_softmax' from 'trl.trainer.utils' (/opt/env/lib/python3.11/site-packages/trl/trainer/utils.py)")),
+    "a name that the own module does not have": (
+        "DR704", traceback("ImportError: cannot import name 'rows' from 'data' (/home/ann/data.py)", "fire/core.py:Fire")),
     "a module that moved": ("DR714", traceback("ModuleNotFoundError: No module named 'transformers.deepspeed'")),
     "a package that is missing": ("DR704", traceback("ModuleNotFoundError: No module named 'flash_attn'", tag="[rank0]: ") + elastic(1, 0)),
     "a config that is not there, Trainer": (
@@ -324,6 +328,16 @@ def test_the_last_of_several_runs_in_one_file(text: str, code: str | None, outco
     assert (found.cause and found.cause.code, found.outcome) == (code, outcome)
     if found.evidence and found.evidence[0].line:
         assert found.evidence[0].text[:20] in text.splitlines()[found.evidence[0].line - 1]
+
+
+def test_an_empty_weight_needs_stage_3() -> None:
+    """The same words come from an empty batch."""
+    text = traceback(
+        "RuntimeError: The size of tensor a (0) must match the size of tensor b (1024) at non-singleton dimension 1"
+    )
+    for stage, code in ((3, "DR106"), (2, "DR710")):
+        found = diagnose(text, {"zero_optimization": {"stage": stage}}, text=True)
+        assert found.cause is not None and found.cause.code == code
 
 
 def test_a_stray_line_inside_a_traceback() -> None:
