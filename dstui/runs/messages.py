@@ -118,8 +118,9 @@ MESSAGES: tuple[Message, ...] = (
     _say("DR404", r"DefaultCPUAllocator: (?:can't allocate|not enough) memory|(?:\[Errno 12\]|OSError:?) ?Cannot allocate memory|"
          r"^\s*(?:numpy\.core\._exceptions\._ArrayMemoryError|MemoryError)\b|Unable to allocate [\d.]+ [KMGT]iB for an array|"
          r"std::bad_alloc|unable to mmap \d+ bytes from file .*Cannot allocate memory|"
-         r"[Ff]ailed to start a thread.*Resource temporarily unavailable",
-         "defaultcpuallocator", "cannot allocate memory", "memoryerror", "for an array", "bad_alloc", "temporarily unavailable"),
+         r"[Ff]ailed to start a thread.*Resource temporarily unavailable|can't start new thread",
+         "defaultcpuallocator", "cannot allocate memory", "memoryerror", "for an array", "bad_alloc", "temporarily unavailable",
+         "start new thread"),
     _say("DR402", r"^(?:\w+Error: )?CUDA error: out of memory", "cuda error: out of memory", weight=30),
     # the config
     _say("DR706", r"Expected a string path to an existing deepspeed config", "expected a string path"),
@@ -132,7 +133,7 @@ MESSAGES: tuple[Message, ...] = (
          r"GPU (?:is lost|has fallen off the bus)|NVRM: Xid|Unable to determine the device handle for GPU",
          "uncorrectable", "unspecified launch", "illegal instruction", "hardware stack", "gpu is lost", "fallen off", "xid",
          "device handle", weight=73),  # the signal that ends the rank comes after it
-    _say("DR707", r"No CUDA GPUs are available|invalid device ordinal|no CUDA-capable device|driver version is insufficient|"
+    _say("DR707", r"No CUDA GPUs are available|invalid device ordinal|no CUDA-capable device|CUDA-capable devices? are busy or unavailable|driver version is insufficient|"
          r"Found no NVIDIA driver|NVIDIA driver on your system is too old|device >= 0 && device < num_gpus|"
          r"no kernel image is available|CUDA driver initialization failed|Torch not compiled with CUDA enabled|"
          r"No slot '\w+' specified on host|Unexpected error from cudaGetDeviceCount|Duplicate GPU detected|Attempting to deserialize object on CUDA device \d+ but",
@@ -194,7 +195,7 @@ MESSAGES: tuple[Message, ...] = (
          r"Temporary failure in name resolution",
          "localentry", "connect to", "max retries", "gatedrepo", "repositorynotfound", "gated repo", "httperror", "sslerror",
          "outgoing traffic", "offlinemode", "name resolution"),
-    _say("DR806", r"Error while deserializing header|SafetensorError|PytorchStreamReader failed|invalid header or archive is corrupted|"
+    _say("DR806", r"Error while deserializing header|SafetensorError(?!.*(?:StorageFull|No space left))|PytorchStreamReader failed|invalid header or archive is corrupted|"
          r"unexpected EOF, expected \d+ more bytes|_pickle\.UnpicklingError|ArrowInvalid: |file is not a zip file|"
          r"failed finding central directory",
          "deserializing", "safetensorerror", "streamreader", "corrupted", "unexpected eof", "unpicklingerror", "arrowinvalid",

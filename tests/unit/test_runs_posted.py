@@ -195,6 +195,13 @@ FAILED = {
         "DR403", "node1:97:183 [0] misc/shmutils.cc:72 NCCL WARN Error: failed to extend /dev/shm/nccl-a81WQe to 33030532 bytes, error: No space left on device (28)\n"
         + traceback("torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:317, unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.21.5\nncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.",
                     "deepspeed/comm/torch.py:broadcast")),
+    "a full disk, safetensors": (
+        "DR901", traceback("safetensors_rust.SafetensorError: Error while serializing: IoError(Os { code: 28, kind: StorageFull, message: \"No space left on device\" })", "transformers/modeling_utils.py:save_pretrained")),
+    "a limit of processes": ("DR404", traceback("RuntimeError: can't start new thread", "threading.py:start")),
+    "a card in exclusive mode": ("DR707", traceback("RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable", "torch/cuda/__init__.py:set_device")),
+    "a killed peer, and a time-out after it": ("DR401", STEPS + WATCH.format(rank=0, op="ALLREDUCE") + ENDED.format(code=-9)),
+    "a row that is wrong, and a time-out after it": (
+        "DR710", STEPS + traceback("ValueError: the labels of row 17 are longer than the inputs", file="/home/ann/data.py", tag="[rank3]: ") + WATCH.format(rank=0, op="ALLREDUCE") + ENDED.format(code=1)),
     "a gated model": ("DR805", traceback("huggingface_hub.errors.GatedRepoError: 403 Client Error. (Request ID: Root=1-65)\n\nCannot access gated repo for url https://huggingface.co/x/y/resolve/main/config.json.",
                                          "transformers/utils/hub.py:cached_file")),
     "a path that is no repository": (
