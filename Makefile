@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help run test setup-run setup-dev lint types contracts unit ui real walks oracle monkey bench locale schemas screens gpu clean
+.PHONY: help run test setup-run setup-dev lint types contracts unit ui real long walks oracle monkey bench locale schemas screens gpu clean
 
 help:
 	@echo "make run       set up, then open the wizard"
 	@echo "make test      set up, then lint, types, import contracts and every test"
+	@echo "make long      the real runs that take minutes each   (minutes)"
 	@echo "make walks     200 Pilot walks of the wizard          (minutes)"
 	@echo "make oracle    every config against every release     (minutes)"
 	@echo "make monkey    random keys against the TUI            (minutes)"
@@ -46,6 +47,9 @@ ui:
 
 real:
 	$(PYTEST) tests/real -q -m "not slow"
+
+long: setup-dev
+	$(PYTEST) tests/real -q -m slow -k "not oracle"
 
 walks: setup-dev
 	$(PYTEST) tests/tui -q -n 2 -m slow

@@ -35,6 +35,15 @@ def compared(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     return data
 
 
+def test_two_stages_in_turn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = config(tmp_path / "plain.json", 0), config(tmp_path / "split.json", 1)
+    data = compared(capsys, "--config", a, "--config", b, "--python", sys.executable, "--steps", "6")
+    assert [r["kind"] for r in data["ab"]["runs"]] == [0, 1]
+    assert [side["steps"] for side in data["runs"]] == [6, 6] and data["loss_gap"] < 1e-3
+    assert {c["path"]: c["values"] for c in data["config"]}["zero_optimization.stage"] == [0, 1]
+
+
+@pytest.mark.slow
 def test_stage_0_against_stage_3_with_all_offloaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -57,6 +66,7 @@ def test_stage_0_against_stage_3_with_all_offloaded(
     assert v["method"] == "pairs" and v["low"] < v["ratio"] < v["high"]
 
 
+@pytest.mark.slow
 def test_one_config_under_two_interpreters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "other")], check=True)
     other = tmp_path / "other" / "bin" / "python"

@@ -66,7 +66,9 @@ if done.returncode:
 """
 )
 ENGINES = {"accelerate": "accelerate", "llamafactory": "llamafactory", "swift": "swift"}
-ALL = ("deepspeed", "torchrun", "accelerate", "llamafactory", "swift", "python")
+OWN = ("deepspeed", "torchrun", "python")
+ALL = (*OWN, *(pytest.param(x, marks=pytest.mark.slow) for x in ("accelerate", "llamafactory", "swift")))
+"""The slow ones start torchrun's own processes (``make long``)."""
 TORCHRUN = ("torchrun", "accelerate", "llamafactory", "swift")
 
 

@@ -76,6 +76,7 @@ def of(run: RunDir, name: str) -> list[dict[str, Any]]:
     return [e for e in run.events() if e["event"] == name]
 
 
+@pytest.mark.slow
 def test_a_stall_is_told_with_no_screen_open_and_so_is_its_end(
     started: Callable[..., RunDir], tmp_path: Path
 ) -> None:
