@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import difflib
 import os
 import stat
@@ -108,7 +109,9 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _failed(path: Path, error: OSError) -> DstuiError:
+    hint = _("the file is as it was; free space or choose another folder")
+    if error.errno == errno.ENOENT:
+        hint = _("make the folder first, or choose another one")
     return DstuiError(
-        _("{path} could not be written: {reason}").format(path=path, reason=error.strerror or error),
-        _("the file is as it was; free space or choose another folder"),
+        _("{path} could not be written: {reason}").format(path=path, reason=error.strerror or error), hint
     )

@@ -118,3 +118,10 @@ def test_more_ranks_than_cards_is_no_plan(capsys: pytest.CaptureFixture[str], tm
     path = tmp_path / "ds_config.json"
     code = main(["plan", *SMALL, "--gpus", "8x80GiB", "--ram", "1TiB", "--world-size", "9", "-o", str(path)])
     assert code == 2 and not path.exists() and "--world-size" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "ds_config.json"
+    assert main(["plan", *SMALL, *CARDS, "-o", str(path)]) == 2
+    out = capsys.readouterr()
+    assert out.out == "" and str(path) in out.err and "make the folder" in out.err
