@@ -16,7 +16,7 @@ import re
 import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -618,7 +618,7 @@ def _failures(case: _Case) -> list[Failure]:
     """Tracebacks that could be the cause, the first failing rank's in the order in which they were raised.
 
     Of a chain (``During handling of the above exception...``) each is its own. A peer's lost connection counts
-    only when nobody says more.
+    only when nobody says more. Those that somebody caught and printed come last.
     """
     failures = [f for f in case.failures if not _wraps(f)]
     inner = [f for f in failures if not re.match(r"Caught \w+ in DataLoader worker", f.message)]
@@ -629,7 +629,19 @@ def _failures(case: _Case) -> list[Failure]:
         first_rank = next((e.values["rank"] for e in reversed(case.of("failed_rank"))), None)
     own = [f for f in real if f.rank is not None and f.rank == first_rank]
     pool = sorted(own or real or failures, key=lambda f: f.offset)
-    return [f for f in pool if (f.rank, f.source) == (pool[0].rank, pool[0].source)]
+    mine = [f for f in pool if (f.rank, f.source) == (pool[0].rank, pool[0].source)]
+    fatal = _uncaught(mine)
+    return [f for f, ends in zip(mine, fatal, strict=True) if ends] + [
+        f for f, ends in zip(mine, fatal, strict=True) if not ends
+    ]
+
+
+def _uncaught(failures: Sequence[Failure]) -> list[bool]:
+    """For each whether it ended its process: nobody caught it, or what was raised in its wake."""
+    found: list[bool] = []
+    for f in reversed(failures):
+        found.append(not _caught(f) or (f.chained and bool(found) and found[-1]))
+    return found[::-1]
 
 
 def _said(case: _Case) -> bool:
@@ -662,6 +674,11 @@ def _exceptions(case: _Case) -> Iterator[_Finding]:
         failure, named, fixes = next((j for j in judged if j[1].code not in _VAGUE), judged[0])
     if named.code in ("DR705", "DR706"):  # the last of such a chain names the file, the first only a decoder
         failure, named, fixes = [j for j in judged if j[1].code in ("DR705", "DR706")][-1]
+    ended = next(ends for f, ends in zip(failures, _uncaught(failures), strict=True) if f is failure)
+    if not ended and named.certainty == "certain":
+        named = replace(
+            named, certainty="likely"
+        )  # it was printed, and the process may have ended for another reason
     evidence = [
         case.line(failure.offset, failure.text if failure.details else f"{failure.type}: {failure.message}")
     ]

@@ -89,6 +89,8 @@ class Failure:
     start: int
     source: str = ""
     """What a launcher or scheduler put before its lines: another one is another process."""
+    chained: bool = False
+    """Another exception follows, raised because of it or while it was handled."""
 
     @property
     def short(self) -> str:
@@ -278,6 +280,7 @@ class _Trace:
         self.head: tuple[int, str, str] | None = None
         self.details: list[str] = []
         self.lines = 0
+        self.chained = False
 
     def done(self) -> Failure | None:
         if self.head is None or self.ignored:
@@ -294,6 +297,7 @@ class _Trace:
             offset,
             self.start,
             _MOMENT.sub("", self.tag).strip(),
+            self.chained,
         )
 
 
@@ -435,6 +439,7 @@ class Parser:
                 return self._close(key) if m.group(1).endswith("ChildFailedError") else None
             return []
         if len(trace.details) >= self.MAX_DETAILS or _AFTER.match(body) or _bar_like(body):
+            trace.chained = "above exception" in body
             return self._close(key)
         trace.details.append(clean(body))
         return None
@@ -619,7 +624,7 @@ def _read_json(body: str) -> tuple[str, dict[str, Any]] | None:
     """LLaMA-Factory's ``trainer_log.jsonl`` and ms-swift's ``logging.jsonl``."""
     try:
         data = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(data, dict):
         return None
