@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import difflib
+import errno
 import os
 import stat
 import tempfile
