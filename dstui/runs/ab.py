@@ -111,7 +111,7 @@ class AbDir:
         path = self.path / "ab.json"
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as e:
+        except (OSError, ValueError, RecursionError) as e:
             raise DstuiError(
                 _("{path}: {cause}").format(path=path, cause=getattr(e, "strerror", None) or e)
             ) from e

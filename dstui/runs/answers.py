@@ -29,7 +29,7 @@ def place() -> Path:
 def _all() -> dict[str, dict[str, Any]]:
     try:
         data = json.loads(place().read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     scripts = data.get("scripts") if isinstance(data, dict) else None
     return {k: v for k, v in scripts.items() if isinstance(v, dict)} if isinstance(scripts, dict) else {}

@@ -131,7 +131,7 @@ def _read(path: str) -> Record | None:
             **{k: v for k, v in r.items() if k in known and k != "phases"}, phases=tuple(r["phases"])
         )
         return record if _sane(record) else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

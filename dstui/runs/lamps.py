@@ -157,7 +157,12 @@ def _range(prediction: Mapping[str, Any] | None, *path: str) -> Mapping[str, int
     at: Any = prediction
     for name in path:
         at = at.get(name) if isinstance(at, Mapping) else None
-    return at if isinstance(at, Mapping) and at.get("expected") else None
+    known = {k: v for k, v in at.items() if _bytes(v)} if isinstance(at, Mapping) else {}
+    return known if known.get("expected") else None
+
+
+def _bytes(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1e18
 
 
 def _stage(live: Live) -> Lamp:
@@ -338,11 +343,12 @@ def _room(live: Live) -> str | None:
     """Offload although the card has room for what was moved away."""
     full = _fullest(live)
     host = (live.prediction or {}).get("host")
-    moved = host.get("parts", {}).get("optimizer") if isinstance(host, Mapping) else None
+    parts = host.get("parts") if isinstance(host, Mapping) else None
+    moved = parts.get("optimizer") if isinstance(parts, Mapping) else None
     ranks = len(live.peaks.rank_rss) or live.world or 1
-    if full is None or not moved or not live.progress.stepped or live.offload[1] != "none":
+    if full is None or not _bytes(moved) or not live.progress.stepped or live.offload[1] != "none":
         return None
-    each = int(moved) // ranks
+    each = int(moved or 0) // ranks
     if full[1] + each > ROOMY * full[2]:
         return None
     return _("the GPU has room for the optimizer: {amount} used, it needs {more}").format(
@@ -428,6 +434,7 @@ def _host(live: Live) -> Lamp:
         parts.append(_("ranks {size}").format(size=gib(mine)))
     pinned = (live.prediction or {}).get("host")
     pinned = pinned.get("pinned") if isinstance(pinned, Mapping) else None
+    pinned = pinned if _bytes(pinned) else None
     if live.progress.pinned:
         parts.append(_("{size} pinned by a rank").format(size=gib(live.progress.pinned)))
     elif pinned:

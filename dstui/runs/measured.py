@@ -119,7 +119,7 @@ def _read_rank(path: Path) -> _Rank | None:
         try:
             data = json.loads(line)
             _take(rank, data)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             continue  # the last line of a rank that was killed
     if rank.overhead is not None:
         for figures in rank.phases.values():

@@ -324,7 +324,7 @@ def _tokens(reader: _Reader) -> list[tuple[int, float]]:
 def _record(text: str) -> dict[str, Any]:
     try:
         data = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}
 

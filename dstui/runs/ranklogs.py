@@ -73,7 +73,9 @@ class Merger:
         self._fd = fd
         self._state = run.rank_logs / ".copied"
         self._offsets: dict[str, int] = {}
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # of the supervisor before
+        with contextlib.suppress(
+            OSError, ValueError, AttributeError, TypeError, RecursionError
+        ):  # of the supervisor before
             self._offsets = {k: int(v) for k, v in json.loads(self._state.read_text()).items()}
 
     def tick(self, *, last: bool = False) -> None:

@@ -193,25 +193,51 @@ class Sample:
     @classmethod
     def from_json(cls, data: Any) -> Sample | None:
         """None for a header, a torn line or a record of another format."""
-        if not isinstance(data, dict) or not isinstance(data.get("t"), (int, float)):
+        if not isinstance(data, dict) or not _sound(data.get("t")) or not 0 < (data.get("t") or 0) < 1e11:
             return None
         try:
+            gpus = [_read_row(row, GPU_COLUMNS) for row in data.get("gpus", ())]
+            ranks = [_read_row(row, RANK_COLUMNS) for row in data.get("ranks", ())]
             return cls(
                 t=float(data["t"]),
-                gpus=tuple(GpuUse(*row[: len(GPU_COLUMNS)]) for row in data.get("gpus", ())),
-                host=HostUse(*data.get("host", ())[: len(HOST_COLUMNS)]),
-                ranks=tuple(RankUse(*row[: len(RANK_COLUMNS)]) for row in data.get("ranks", ())),
-                build=data.get("build"),
+                gpus=tuple(GpuUse(*row) for row in gpus if row[0] is not None),
+                host=HostUse(*_read_row(data.get("host", ()), HOST_COLUMNS)),
+                ranks=tuple(RankUse(*row) for row in ranks if row[0] is not None),
+                build=_word(data.get("build")),
                 lock=_lock(data.get("lock")),
-                saving=data.get("saving"),
+                saving=_word(data.get("saving")),
                 sizes=_sizes(data.get("sizes")),
             )
-        except TypeError:
+        except (TypeError, ValueError, IndexError, OverflowError):
             return None
+
+
+_WORDS = frozenset({"throttle", "wait"})
+"""Columns that hold text."""
+
+
+def _sound(value: Any) -> bool:
+    return value is None or (type(value) in (int, float) and -1e18 < value < 1e18)
+
+
+def _word(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _read_row(row: Sequence[Any], columns: Sequence[str]) -> list[Any]:
+    """The figures of one card, host or rank; what is neither a finite number nor, where that belongs, a text is None."""
+    if not isinstance(row, (list, tuple)):
+        raise TypeError(row)
+    return [
+        _word(v) if name in _WORDS else v if _sound(v) else None
+        for name, v in zip(columns, row, strict=False)
+    ]
 
 
 def _lock(value: Any) -> tuple[str, str, int | None] | None:
-    return (str(value[0]), str(value[1]), value[2]) if isinstance(value, list) and len(value) == 3 else None
+    if not isinstance(value, list) or len(value) != 3:
+        return None
+    return str(value[0]), str(value[1]), value[2] if isinstance(value[2], int) else None
 
 
 def _sizes(value: Any) -> tuple[int, int] | None:
@@ -677,11 +703,13 @@ class Peaks:
     def from_json(cls, data: Any) -> Peaks:
         def numbers(name: str) -> dict[int, int]:
             entry = data.get(name)
-            return {int(k): int(v) for k, v in entry.items()} if isinstance(entry, dict) else {}
+            found = entry.items() if isinstance(entry, dict) else ()
+            return {int(k): int(v) for k, v in found if k.isdecimal() and v is not None and _sound(v)}
 
         if not isinstance(data, dict):
             return cls()
-        return cls(numbers("gpu_used"), numbers("rank_rss"), data.get("host_used"), data.get("cgroup"))
+        host, cgroup = (v if _sound(v := data.get(name)) else None for name in ("host_used", "cgroup"))
+        return cls(numbers("gpu_used"), numbers("rank_rss"), host, cgroup)
 
 
 def _raise(table: dict[int, int], key: int, value: int | None) -> None:
@@ -697,7 +725,7 @@ def read_peaks(folder: Path) -> Peaks | None:
     """``samples/peaks.json``; None before the first was written."""
     try:
         return Peaks.from_json(json.loads((folder / "peaks.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 
@@ -885,7 +913,7 @@ def _records(path: Path) -> list[Sample]:
             for line in f:
                 try:
                     sample = Sample.from_json(json.loads(line))
-                except ValueError:
+                except (ValueError, RecursionError):
                     continue
                 if sample is not None:
                     found.append(sample)

@@ -695,15 +695,15 @@ def read_config(path: Path) -> Mapping[str, Any] | None:
     """A run's copy of its config (comments are legal in it); None when there is none or it cannot be read."""
     try:
         text = path.read_text(encoding="utf-8")
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         return None
     try:
         data = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         import hjson
 
         try:
             data = hjson.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
     return data if isinstance(data, Mapping) else None

@@ -74,9 +74,77 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """The object in ``path``; None when it is missing, unreadable or no object."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) else None
+
+
+_NUMBER, _TABLE, _ROW = (int, float), (dict,), (list,)
+_MANIFEST: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(
+        ("created_at", "started_at", "world_size", "ranks_per_node", "nodes", "master_port"), _NUMBER
+    ),
+    **dict.fromkeys(
+        ("spec", "env", "env_caller", "config", "git", "versions", "facts", "prediction"), _TABLE
+    ),
+    **dict.fromkeys(("supervisor", "launcher"), _TABLE),
+    **dict.fromkeys(("command", "env_user", "devices", "adopted"), _ROW),
+    **dict.fromkeys(("name", "script", "engine", "host", "cwd", "python", "on_event"), (str,)),
+}
+_EXIT: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("code", "rank_code", "first_rank"), (int,)),
+    **dict.fromkeys(("ended_at", "started_at"), _NUMBER),
+    **dict.fromkeys(("outcome", "signal", "reason"), (str,)),
+    **dict.fromkeys(("ranks", "leftovers", "locks_removed"), _ROW),
+    **dict.fromkeys(("oom_kills", "stopped_by", "cause"), _TABLE),
+}
+_RANK: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("rank", "pid", "code"), (int,)),
+    "ended_at": _NUMBER,
+    "signal": (str,),
+}
+"""What the fields of these files hold; another kind of value counts as none: a file that was damaged, or edited."""
+
+
+def shaped(data: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]]) -> dict[str, Any]:
+    """``data`` with null in place of a value that is not of its kind; a number is finite, a time one that has a date."""
+    return {k: v if k not in kinds or _is(k, v, kinds[k]) else None for k, v in data.items()}
+
+
+def _is(name: str, value: Any, kinds: tuple[type, ...]) -> bool:
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        return False
+    return not isinstance(value, (int, float)) or abs(value) < (1e11 if name.endswith("_at") else 1e18)
+
+
+def _figures(table: Any) -> bool:
+    return table is None or (
+        isinstance(table, dict) and all(v is None or _is("", v, (int, float)) for v in table.values())
+    )
+
+
+def sound_prediction(value: Any) -> dict[str, Any] | None:
+    """An estimate as JSON; None where a figure of it is none, or stands where none belongs."""
+    if not isinstance(value, dict):
+        return None
+    sides = [value.get(name) for name in ("gpu", "host")]
+    notes = value.get("assumptions") or []
+    if not (isinstance(notes, list) and all(isinstance(x, str) for x in notes)):
+        return None
+    for side in sides:
+        if side is None:
+            continue
+        if not isinstance(side, dict):
+            return None
+        phases = side.get("phases") or []
+        listed = phases if isinstance(phases, list) else []
+        tables = [side.get(name) for name in ("allocated", "reserved", "device", "peak", "parts")]
+        tables.append({name: side.get(name) for name in ("capacity", "pinned", "pageable")})
+        if not all(isinstance(p, dict) for p in listed):
+            return None
+        if not all(_figures(t) for t in (*tables, *(p.get("parts") for p in listed))):
+            return None
+    return value
 
 
 @dataclass(frozen=True)
@@ -174,12 +242,24 @@ class RunDir:
                 ),
                 _("install the dstui release that started the run"),
             )
+        data = shaped(data, _MANIFEST)
+        versions = data.get("versions") or {}
+        data |= {"versions": shaped(versions, dict.fromkeys(versions, (str,)))}
+        data["prediction"] = sound_prediction(data.get("prediction"))
+        if data.get("command") is not None:
+            data["command"] = [str(word) for word in data["command"]]
         return data
 
     @property
     def exit(self) -> dict[str, Any] | None:
         """How the run ended; None while it runs (or when its supervisor died before it could write)."""
-        return read_json(self.exit_path)
+        data = read_json(self.exit_path)
+        if data is None:
+            return None
+        data = shaped(data, _EXIT)
+        ranks = [shaped(r, _RANK) for r in data.get("ranks") or () if isinstance(r, dict)]
+        kills = shaped(data.get("oom_kills") or {}, dict.fromkeys(("cgroup", "system"), (int,)))
+        return {**data, "ranks": [r for r in ranks if r.get("rank") is not None], "oom_kills": kills}
 
     def has_ended(self) -> bool:
         return self.exit is not None
@@ -235,7 +315,7 @@ class RunDir:
         for line in lines:
             try:
                 entry = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(entry, dict):
                 found.append(entry)

@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,23 @@ _AHEAD, _METRIC_AHEAD = 1 << 20, 128 << 10
 """Blocks reserved behind the end of ``out.log`` and of each csv file: the ranks write these files themselves, and a
 ``print`` that meets a full disk would end the training."""
 _EMERGENCY_HEAD, _EMERGENCY_TAIL = 64 << 10, 256 << 10
+
+
+def metric_files(config: Mapping[str, Any], folder: Path) -> list[Path]:
+    """The files that csv_monitor will make below ``folder``, its first step included (DeepSpeed 0.19.8,
+    ``runtime/engine.py`` and ``monitor/csv_monitor.py``). It dies of a full disk, at each step: they are made before,
+    so that blocks can be kept for them."""
+    monitor = config.get("csv_monitor")
+    if not isinstance(monitor, Mapping) or monitor.get("output_path") != str(folder):
+        return []
+    names = ["lr"]
+    fp16 = config.get("fp16")
+    if isinstance(fp16, Mapping) and fp16.get("enabled"):
+        names.append("loss_scale")
+    if config.get("wall_clock_breakdown"):
+        parts = ("forward", "backward", "backward_inner", "backward_allreduce", "step")
+        names += [f"elapsed_time_ms_{part}" for part in parts]
+    return [folder / str(monitor.get("job_name")) / f"Train_Samples_{name}.csv" for name in names]
 
 
 @dataclass
@@ -343,6 +360,12 @@ class Supervisor:
         """Blocks for exit.json, so that a full disk cannot take the last word."""
         with contextlib.suppress(OSError):
             (self.run.path / ".exit.reserve").write_bytes(b" " * RESERVE)
+        with contextlib.suppress(OSError):
+            for path in metric_files(read_config(self.run.config_path) or {}, self.run.metrics_dir):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if not path.exists():
+                    path.touch(mode=0o600)
+        self.log.reserve()
 
     def launch(self) -> bool:
         """Start the launcher in a session of its own; False (and exit.json) when it cannot be started."""
@@ -682,7 +705,7 @@ class Supervisor:
                 path.rename(path.with_suffix(".done"))
             except FileNotFoundError:
                 continue
-            except (OSError, ValueError):
+            except (OSError, ValueError, RecursionError):
                 asked = None
                 with contextlib.suppress(OSError):
                     path.rename(path.with_suffix(".bad"))

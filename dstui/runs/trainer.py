@@ -103,7 +103,7 @@ def read_state(path: Path) -> list[Event]:
         if path.stat().st_size > MOST_BYTES:
             return []
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return []
     history = data.get("log_history") if isinstance(data, dict) else None
     if not isinstance(history, list):

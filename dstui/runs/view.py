@@ -367,8 +367,8 @@ class RunView:
         )
         self._names = {
             g.get("index"): g.get("name")
-            for g in (m.get("facts") or {}).get("gpus") or ()
-            if isinstance(g, dict)
+            for g in self._gpus_listed()
+            if isinstance(g.get("index"), int) and isinstance(g.get("name"), str)
         }
         self._state = store.state(self.run)
         self._parser = parser_of(m)
@@ -380,6 +380,10 @@ class RunView:
         size = LogFile(self.run.out_log).size
         if size > WHOLE:
             self._join_large(size, now)
+
+    def _gpus_listed(self) -> list[dict[str, Any]]:
+        gpus = (self._manifest.get("facts") or {}).get("gpus")
+        return [g for g in gpus if isinstance(g, dict)] if isinstance(gpus, list) else []
 
     def _join_large(self, size: int, now: float) -> None:
         file = LogFile(self.run.out_log)
@@ -439,7 +443,7 @@ class RunView:
             for line in self._sample_tail.read():
                 try:
                     sample = Sample.from_json(json.loads(line.text))
-                except ValueError:
+                except (ValueError, RecursionError):
                     continue
                 if sample is not None and (not self._samples or sample.t > self._samples[-1].t):
                     self._samples.append(sample)
@@ -664,17 +668,15 @@ class RunView:
         return tuple(points)
 
     def _prediction(self) -> Mapping[str, Any] | None:
-        made = self._manifest.get("prediction")
-        if not isinstance(made, dict):
-            made = (self._settled or {}).get("prediction")
-        return made if isinstance(made, dict) else None
+        made: dict[str, Any] | None = self._manifest.get("prediction")
+        return made or store.sound_prediction((self._settled or {}).get("prediction"))
 
     def _comparisons(self) -> tuple[Comparison, ...]:
         prediction = self._prediction()
         if prediction is None:
             return ()
         peaks = self._peaks or Peaks()
-        gpu, host = prediction.get("gpu") or {}, prediction.get("host") or {}
+        gpu, host = (_table(prediction.get(name)) for name in ("gpu", "host"))
         on_gpu = bool(peaks.gpu_used)
         measured = {
             "allocated": self._progress.peak_allocated if on_gpu else None,
@@ -696,7 +698,7 @@ class RunView:
         found = []
         for what, range_ in predicted.items():
             if isinstance(range_, dict):
-                low, expected, high = (range_.get(k) for k in ("low", "expected", "high"))
+                low, expected, high = (_whole(range_.get(k)) for k in ("low", "expected", "high"))
                 found.append(Comparison(what, low, expected, high, measured[what]))
         return tuple(found)
 
@@ -734,8 +736,12 @@ def _stage(config: Mapping[str, Any] | None) -> int | None:
     return stage if config is not None and isinstance(stage, int) else None
 
 
+def _table(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
 def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1e18 else None
 
 
 def _said(run: RunDir, manifest: Mapping[str, Any], facts: Facts) -> tuple[Said, ...]:

@@ -23,6 +23,7 @@ from dstui.runs.processes import alive, descendants, marked, send
 from dstui.runs.spec import RunSpec
 from dstui.runs.start import start
 from dstui.runs.store import RunDir
+from dstui.runs.supervisor import metric_files
 from dstui.runs.view import RunView
 from tests.supervised import FACTS, ended, events, lost, says, until
 
@@ -524,3 +525,19 @@ def test_the_family_is_found_without_reading_every_stranger_again(monkeypatch: p
         os.kill(grandchild, signal.SIGKILL)
         child.wait()
     assert not {child.pid, grandchild} & family.stats(3.0 + family.ANEW).keys()
+
+
+def test_csv_monitor_s_files_are_there_before_the_first_step(begin: Callable[..., RunDir]) -> None:
+    """DeepSpeed opens them at every step and dies where the disk is full: blocks are kept for them from the start."""
+    config = {"fp16": {"enabled": True}, "zero_optimization": {"stage": 1}}
+    run = begin("import os, sys, time, fire\ntime.sleep(3)", "--cfg", "{config}", config=config)
+    folder = run.metrics_dir / "csv"
+    files = sorted(p.name for p in until(lambda: list(folder.glob("*.csv")) if folder.is_dir() else None))
+    assert files == ["Train_Samples_loss_scale.csv", "Train_Samples_lr.csv"]
+    assert all((folder / name).stat().st_size == 0 for name in files)
+    if (folder / files[0]).stat().st_blocks == 0:
+        pytest.skip("this file system keeps no blocks")
+    assert all((folder / name).stat().st_blocks * 512 >= 128 << 10 for name in files)
+    own = {"csv_monitor": {"enabled": True, "output_path": "/x/mine", "job_name": "j"}}
+    assert metric_files(own, run.metrics_dir) == []
+    ended(run)

@@ -699,6 +699,6 @@ def guarded(draw: Callable[[], list[Line]]) -> list[Line]:
     """``draw()``, or one line about its failure: a figure that nobody foresaw must not end the monitor."""
     try:
         return draw()
-    except (ArithmeticError, LookupError, TypeError, ValueError) as e:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
         text = _("this cannot be shown: {kind}: {error}").format(kind=type(e).__name__, error=e)
         return [line((" " + text, "bad"))]
