@@ -143,7 +143,13 @@ def shape_from_config(config: Mapping[str, Any], name: str, source: str) -> Mode
             _("{source}: no formula for architecture '{kind}'").format(source=source, kind=kind or "?"),
             _("give the number of parameters instead, for example --model 7B"),
         )
-    return _Reader(config, family, name, source, notes).shape()
+    shape = _Reader(config, family, name, source, notes).shape()
+    return replace(shape, extra={**shape.extra, "multimodal": True}) if isinstance(inner, Mapping) else shape
+
+
+_LAYERS = ("num_hidden_layers", "n_layer")
+_MOST_LAYERS, _MOST = 4096, 1 << 31
+"""Beyond these a config.json is damaged; the replay walks layer by layer."""
 
 
 class _Reader:
@@ -164,6 +170,11 @@ class _Reader:
                     ),
                     _("use the config.json that came with the model"),
                 )
+            if value > (_MOST_LAYERS if key in _LAYERS else _MOST):
+                raise DstuiError(
+                    _("{source}: '{key}' cannot be {value}").format(source=self.source, key=key, value=value),
+                    _("use the config.json that came with the model"),
+                )
             return value
         if default is None:
             raise DstuiError(
@@ -179,11 +190,13 @@ class _Reader:
     def shape(self) -> ModelShape:
         family = self.family
         hidden = self.number("hidden_size", "n_embd")
-        layers = self.number("num_hidden_layers", "n_layer")
+        layers = self.number(*_LAYERS)
         heads = self.number("num_attention_heads", "n_head")
-        if not (hidden and layers and heads):
+        if not (hidden and layers and heads and self.number("vocab_size")):
             raise DstuiError(
-                _("{source}: hidden size, layers and heads must be above 0").format(source=self.source),
+                _("{source}: hidden size, layers, heads and vocabulary must be above 0").format(
+                    source=self.source
+                ),
                 _("use the config.json that came with the model"),
             )
         kv_default = {"gemma2": 4, "gemma3": 4, "glm": 2, "glm4": 2}.get(family, heads)

@@ -398,6 +398,8 @@ def _doubt(shape: ModelShape, training: Training, s: Settings, largest: int) -> 
     low, high = (0.02, 0.03) if shape.family in VERIFIED else (0.05, 0.07)
     if shape.family in APPROXIMATE:
         low, high = 0.12, 0.18
+    if shape.extra.get("multimodal"):  # other towers: their weights, and the activations of images
+        low, high = max(low, 0.05), max(high, 0.5)
     if s.quant != "none":
         low, high = max(low, 0.06), max(high, 0.1)
     if s.attention == "eager" or s.release < (0, 16, 0):

@@ -154,6 +154,9 @@ def test_corrupt_weights(model_dir: Path, content: bytes, message: str) -> None:
         (json.dumps({k: v for k, v in LLAMA.items() if k != "vocab_size"}), "'vocab_size' is missing"),
         (json.dumps({**LLAMA, "num_hidden_layers": True}), "whole number"),
         (json.dumps({**LLAMA, "intermediate_size": -5}), "whole number"),
+        (json.dumps({**LLAMA, "vocab_size": 0}), "above 0"),
+        (json.dumps({**LLAMA, "num_hidden_layers": 10**12}), "cannot be"),
+        (json.dumps({**LLAMA, "hidden_size": 10**12}), "cannot be"),
     ],
 )
 def test_bad_config(model_dir: Path, text: str, message: str) -> None:

@@ -225,6 +225,21 @@ def test_other_missing_facts_widen_the_range_only() -> None:
         assert full and part and part.high - part.low >= full.high - full.low and part.high >= full.high
 
 
+def test_a_multimodal_model_has_a_wide_range_and_says_so() -> None:
+    """Only its language part is counted."""
+    text = {"model_type": "llama", **CONFIGS["llama"]}
+    plain = shape_from_config(text, "text", "test")
+    both = shape_from_config(
+        {"model_type": "llava", "text_config": text, "vision_config": {}}, "both", "test"
+    )
+    assert both.params == plain.params
+    one, other = (run(shape, Training(seq=512), config(2), machine(1)) for shape in (plain, both))
+    assert one.gpu.allocated and other.gpu.allocated
+    assert one.gpu.allocated.expected == other.gpu.allocated.expected
+    assert other.gpu.allocated.high >= 1.4 * one.gpu.allocated.expected
+    assert any("multimodal" in text for text in other.assumptions)
+
+
 def test_cards_that_differ_are_judged_by_the_smallest() -> None:
     assert WHOLE.gpus is not None
     small = dataclasses.replace(
