@@ -137,6 +137,13 @@ def shape_from_config(config: Mapping[str, Any], name: str, source: str) -> Mode
         config = {**inner}
         config.setdefault("torch_dtype", outer.get("torch_dtype", outer.get("dtype")))
         kind = str(config.get("model_type") or kind)
+    stored = config.get("quantization_config")
+    if isinstance(stored, Mapping):
+        notes.append(
+            _("its weights are stored quantised ({method}); they are counted in the type of the run").format(
+                method=stored.get("quant_method") or "?"
+            )
+        )
     family = FAMILIES.get(kind)
     if family is None:
         raise DstuiError(
