@@ -44,6 +44,8 @@ RECHECK = 2.0
 """Seconds between two looks at the processes of a run whose files do not change."""
 KEEP_EVERY = 30.0
 """Seconds between two tries to give a lost run another supervisor."""
+SET_BACK = 5.0
+"""Seconds by which a sample must be older than the one before it to count as written by a clock that was set back."""
 Curve = tuple[tuple[float, float], ...]
 
 
@@ -445,9 +447,15 @@ class RunView:
                     sample = Sample.from_json(json.loads(line.text))
                 except (ValueError, RecursionError):
                     continue
-                if sample is not None and (not self._samples or sample.t > self._samples[-1].t):
-                    self._samples.append(sample)
-                    changed = True
+                if sample is None:
+                    continue
+                if self._samples and sample.t <= self._samples[-1].t:
+                    if self._samples[-1].t - sample.t < SET_BACK:
+                        continue  # read at the join already
+                    while self._samples and self._samples[-1].t >= sample.t:
+                        self._samples.pop()  # the clock was set back: those of the future would hide what follows
+                self._samples.append(sample)
+                changed = True
         elif self._sample_tail.read():  # the file was replaced by a fresh one
             changed = True
         if self._changed(self.run.samples_dir / "peaks.json"):

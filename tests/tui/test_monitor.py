@@ -46,7 +46,7 @@ async def opened(app: DstuiApp, size: tuple[int, int] = (80, 24)) -> AsyncIterat
         yield Walk(app, pilot)
 
 
-async def until(walk: Walk, text: str, seconds: float = 8.0) -> str:
+async def until(walk: Walk, text: str, seconds: float = 90.0) -> str:
     """Wait for ``text`` on the screen; returns the screen."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

@@ -395,3 +395,22 @@ def test_words_of_the_command_line_and_config() -> None:
     assert batch_of({"train_batch_size": 64}, None) == 64
     assert batch_of({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}, 8) == 64
     assert batch_of({"train_micro_batch_size_per_gpu": "auto"}, 8) is None
+
+
+def test_a_clock_that_was_set_back_hides_nothing(tmp_path: Path) -> None:
+    """An hour back: what was sampled "later" would keep every new figure from the screen for that hour."""
+    run, clock = make_run(tmp_path), Clock()
+    view = RunView(run, clock=clock)
+    for i in range(20):
+        add_sample(run, Sample(clock.now + i, ranks=(RankUse(0, 7, 1 << 30, 0.9),)))
+    clock.now += 20
+    assert view.poll().ranks[0].rss == 1 << 30
+    clock.now -= 3600
+    for i in range(3):
+        add_sample(run, Sample(clock.now + i, ranks=(RankUse(0, 7, 2 << 30, 0.9),)))
+    clock.now += 3
+    assert view.poll().ranks[0].rss == 2 << 30
+    assert RunView(run, clock=clock).poll().ranks[0].rss == 2 << 30, "and for who joins then"
+    clock.now += 86400 * 30
+    add_sample(run, Sample(clock.now, ranks=(RankUse(0, 7, 3 << 30, 0.9),)))
+    assert view.poll().ranks[0].rss == 3 << 30
