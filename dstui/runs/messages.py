@@ -101,7 +101,7 @@ MESSAGES: tuple[Message, ...] = (
          r"failed to (?:pin|page-lock)|pin_memory\(torch\.empty",
          "page-lock", "mlock", "ibv_reg_mr", "pin_memory", "cudahost", "failed to pin"),
     _say("DR403", r"insufficient shared memory \(shm\)|out of shared memory\. ?Please|workers are out of shared memory|"
-         r"posix_fallocate failed : No space left|\d+ Bus error +\(core dumped\)|(?:Bus error|SIGBUS)\b.*(?:DataLoader|shm|received)|"
+         r"posix_fallocate failed : No space left|(?:\d+|: tasks? [\d,-]+:) Bus error +\(core dumped\)|(?:Bus error|SIGBUS)\b.*(?:DataLoader|shm|received)|"
          r"Fatal Python error: Bus error|Caught signal 7 \(Bus error|Signal 7 \(SIGBUS\)|"
          r"unable to (?:open|allocate|write to|mmap) (?:shared memory )?(?:object|file|\d+ bytes)?.*</torch_|"
          r"unable to allocate shared memory|No space left on device.*(?:/dev/shm|nccl-)|(?:/dev/shm|nccl-)\S*.*No space left on device|"
@@ -112,9 +112,12 @@ MESSAGES: tuple[Message, ...] = (
          r"srun: error: .*Out Of Memory|Some of (?:your processes|the step tasks) (?:may )?have been (?:killed by the cgroup|OOM Killed)|"
          r"Container killed on request\. Exit code is 137|command terminated with exit code 137|"
          r"(?:exit(?:s|ed)?|returns?|returned)(?: with)?(?: return)?(?: code)?(?: =|:)? ?-9\b|\(exitcode: ?-9\)|"
-         r": line \d+: +\d+ Killed\b|exitcode *: *-9\b|Signal 9 \(SIGKILL\) received|died with <Signals\.SIGKILL|terminated with signal SIGKILL",
+         r": line \d+: +\d+ Killed\b|exitcode *: *-9\b|Signal 9 \(SIGKILL\) received|died with <Signals\.SIGKILL|terminated with signal SIGKILL|"
+         r"srun: error: \S+: tasks? [\d,-]+: Killed|TERM_MEMLIMIT|PBS: job killed: (?:v?p?mem|ncpus mem)|"
+         r"node was low on resource: memory|systemd-oomd\S* .*[Kk]illed .*memory pressure",
          "oom_kill", "oom-kill", "out of memory: killed", "oomkilled", "ray killed", "low on memory", "out of memory",
-         "oom killed", "killed by the cgroup", "exit code is 137", "exit code 137", "-9", "sigkill", " killed", weight=46),
+         "oom killed", "killed by the cgroup", "exit code is 137", "exit code 137", "-9", "sigkill", " killed",
+         "term_memlimit", "low on resource", weight=46),
     _say("DR404", r"DefaultCPUAllocator: (?:can't allocate|not enough) memory|(?:\[Errno 12\]|OSError:?) ?Cannot allocate memory|"
          r"^\s*(?:numpy\.core\._exceptions\._ArrayMemoryError|MemoryError)\b|Unable to allocate [\d.]+ [KMGT]iB for an array|"
          r"std::bad_alloc|unable to mmap \d+ bytes from file .*Cannot allocate memory|"
@@ -153,8 +156,8 @@ MESSAGES: tuple[Message, ...] = (
          r"Permission denied \(publickey",
          "expected, but not set", "compatible with mp", "not installed", "pdsh", "parse_inclusion", "hostfile", "unable to proceed", "ssh", "cannot be"),
     _say("DR720", r"CANCELLED AT \S+ (?:DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)|\*\*\*)|Process \d+ got signal: (?:2|15)\b|"
-         r"Received (?:2|15|SIGTERM|SIGINT) death signal|received (?:SIGTERM|SIGINT) from|Received \d+ death signal, shutting down",
-         "cancelled at", "got signal", "death signal", "received sig"),
+         r"TERM_(?:RUNLIMIT|OWNER)|PBS: job killed: walltime|Received (?:2|15|SIGTERM|SIGINT) death signal|received (?:SIGTERM|SIGINT) from|Received \d+ death signal, shutting down",
+         "cancelled at", "term_runlimit", "term_owner", "pbs: job killed", "got signal", "death signal", "received sig"),
     _say("DR716", r"received 0 items of ancdata|Too many open files", "ancdata", "too many open files"),
     # 5: communication
     _say("DR503", r"Address already in use|EADDRINUSE|errno: 98\b", "already in use", "eaddrinuse", "errno: 98"),
@@ -180,7 +183,7 @@ MESSAGES: tuple[Message, ...] = (
          "device-side", "out of range in self", "srcindex", "n_classes", "out of bounds"),
     _say("DR712", r"an illegal memory access was encountered|CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)|"
          r"CUDNN_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)|CUDA error: misaligned address|double free or corruption|"
-         r"Fatal Python error: (?:Segmentation fault|Illegal instruction|Aborted)|Caught signal (?:11|4) \(|free\(\): invalid|corrupted size vs\. prev_size|\d+ (?:Segmentation fault|Aborted|Illegal instruction) +\(core dumped\)",
+         r"Fatal Python error: (?:Segmentation fault|Illegal instruction|Aborted)|Caught signal (?:11|4) \(|free\(\): invalid|corrupted size vs\. prev_size|(?:\d+|: tasks? [\d,-]+:) (?:Segmentation fault|Aborted|Illegal instruction) +\(core dumped\)",
          "illegal memory", "cublas_status", "cudnn_status", "misaligned", "double free", "fatal python error", "caught signal", "free(): invalid", "corrupted size", "core dumped"),
     _say("DR802", r"DataLoader worker .*(?:killed by signal|exited unexpectedly)|"
          r"One of the subprocesses has abruptly died during map operation", "dataloader worker", "abruptly died"),

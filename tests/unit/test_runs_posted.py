@@ -121,6 +121,14 @@ FAILED = {
     "slurm's time limit": (
         "DR720", srun(STEPS) + "slurmstepd: error: *** JOB 88123 ON node7 CANCELLED AT 2025-11-03T12:00:07 DUE TO TIME LIMIT ***\n"
         "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"),
+    "srun reports a kill": ("DR401", srun(STEPS) + "srun: error: node7: task 1: Killed\nsrun: launch/slurm: _step_signal: Terminating StepId=1.0\n"),
+    "srun reports a fault": ("DR712", srun(STEPS) + "srun: error: node7: tasks 0-3: Segmentation fault (core dumped)\n"),
+    "srun reports a bus error": ("DR403", srun(STEPS) + "srun: error: node7: task 1: Bus error (core dumped)\n"),
+    "PBS's time limit": ("DR720", STEPS + "=>> PBS: job killed: walltime 86430 exceeded limit 86400\n"),
+    "LSF's memory limit": ("DR401", STEPS + "TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.\nExited with exit code 137.\n"),
+    "a pod that is evicted": ("DR401", STEPS + "The node was low on resource: memory. Container trainer was using 210Gi, which exceeds its request of 0.\n"),
+    "systemd-oomd": ("DR401", STEPS + "systemd-oomd[812]: Killed /user.slice/user-1000.slice due to memory pressure\n"),
+    "srun reports a code only": (None, srun(STEPS) + "srun: error: node7: task 1: Exited with exit code 1\n"),
     "segmentation fault in an extension": ("DR712", SPAWNED + "Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f10 (most recent call first):\n"
                                             '  File "/opt/env/lib/python3.11/site-packages/flash_attn/flash_attn_interface.py", line 61 in _forward\n' + ENDED.format(code=-11)),
     "bus error while rows are tokenized": ("DR403", "Running tokenizer on dataset (num_proc=16):  31%|###       | 940/3000 [00:00<00:00, 2525.51 examples/s]\nFatal Python error: Bus error\n"),
