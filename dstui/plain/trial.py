@@ -159,8 +159,8 @@ def _report(run: RunDir, args: argparse.Namespace) -> int:
         )
     result = _result(run)
     code = Exit.OK if state == "finished" else Exit.BAD
-    if code == Exit.OK and (result is None or not result["measured"]["steps"]):
-        code = Exit.CANNOT  # nothing that a prediction can be compared with
+    if code == Exit.OK and (result is None or not _compared(result["measured"])):
+        code = Exit.CANNOT
     if args.json:
         answer = {"schema_version": 1, "run": run.id, "dir": str(run.path), "state": state, **(result or {})}
         print(json.dumps(answer, ensure_ascii=False))
@@ -174,6 +174,11 @@ def _report(run: RunDir, args: argparse.Namespace) -> int:
     if result is None or code == Exit.CANNOT:
         _say_nothing(run, result)
     return code
+
+
+def _compared(measured: Mapping[str, Any]) -> bool:
+    """Whether there is anything to compare a prediction with."""
+    return bool(measured["steps"] and measured["phases"])
 
 
 def _say_nothing(run: RunDir, result: Mapping[str, Any] | None) -> None:
@@ -209,6 +214,8 @@ def _ending(run: RunDir) -> str:
 
 
 def _no_step(run: RunDir, measured: Mapping[str, Any]) -> str:
+    if measured["steps"]:
+        return _("nothing was measured: the probe failed")
     if "init" not in measured["phases"]:
         return _(
             "the script ended without a DeepSpeed engine: is it the one that trains? See dstui logs {id}"

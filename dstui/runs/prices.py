@@ -65,11 +65,20 @@ def priced(
         rank = {"fits": 0, "no": 2}.get(found.verdict, 1)
         rows.append((rank, dataclasses.replace(fix, price="; ".join(x for x in (fix.price, text) if x))))
     if not any(rank == 0 for rank, fix in rows if fix.edits):
+
+        def alone(edits: Sequence[Mapping[str, Any]]) -> bool:
+            """Whether the edits do it without a change of the script."""
+            then = applied(config, edits)
+            if then is None:
+                return False
+            e = estimate(shape, training, then, facts, release=release, world_size=world, changes=False)
+            return e.verdict in ("fits", "tight")
+
         try:
             now = estimate(shape, training, config, facts, release=release, world_size=world)
         except (DstuiError, ArithmeticError, LookupError, TypeError, ValueError):
             now = None
-        changes = [c for c in now.changes if c.edits] if now is not None else []
+        changes = [c for c in now.changes if c.edits and alone(c.edits)] if now is not None else []
         rows += [(0, Repair(c.title, tuple(c.edits), c.costs)) for c in changes]
         cell = None if changes else _first_that_fits(shape, training, config, facts, release, world)
         if cell is not None:
@@ -127,13 +136,14 @@ def _expected(found: Range | None) -> str:
 def _asked(manifest: Mapping[str, Any]) -> tuple[Any, Any, Any, str | None, int | None] | None:
     from dstui.estimate.subject import from_json
     from dstui.facts.model import Facts
+    from dstui.runs.spec import on_its_nodes
 
     subject = from_json(manifest.get("subject"))
     data = manifest.get("facts")
     if subject is None or not isinstance(data, Mapping):
         return None
     try:
-        facts = Facts.from_json(data)
+        facts = on_its_nodes(Facts.from_json(data), manifest)
     except (DstuiError, TypeError, ValueError, KeyError):
         return None
     world = manifest.get("world_size")

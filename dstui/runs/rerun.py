@@ -18,7 +18,7 @@ from dstui.errors import DstuiError
 from dstui.facts.model import Facts
 from dstui.i18n import _
 from dstui.runs.redact import REDACTED, is_secret
-from dstui.runs.spec import RunSpec
+from dstui.runs.spec import RunSpec, on_its_nodes
 from dstui.runs.store import RunDir
 from dstui.units import gib
 
@@ -130,7 +130,7 @@ def _price(
     release = (manifest.get("versions") or {}).get("deepspeed")
     if asked is None or not release:
         return "", None
-    facts = facts_of(manifest)
+    facts = on_its_nodes(facts_of(manifest), manifest)
     world = manifest.get("world_size")
     try:
         old, new = (

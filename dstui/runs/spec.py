@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dstui.errors import DstuiError
+from dstui.facts.model import Facts
 from dstui.i18n import _
 from dstui.runs.hook import redacted
 
@@ -117,3 +118,9 @@ class RunSpec:
         data["on_event"] = None if self.on_event is None else redacted(self.on_event)
         data["devices"] = None if self.devices is None else list(self.devices)
         return data
+
+
+def on_its_nodes(facts: Facts, manifest: Mapping[str, Any]) -> Facts:
+    """The facts of the machine that a run was started on, with as many such nodes as the run takes."""
+    nodes = manifest.get("nodes")
+    return dataclasses.replace(facts, nodes=max(facts.nodes, nodes if isinstance(nodes, int) else 1))

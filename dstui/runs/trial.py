@@ -29,6 +29,7 @@ from dstui.runs import calibration
 from dstui.runs.events import Parser
 from dstui.runs.measured import Measured, read_probe
 from dstui.runs.samples import read_peaks
+from dstui.runs.spec import on_its_nodes
 from dstui.runs.state import Progress, read_config
 from dstui.runs.store import RunDir, read_json, write_json
 from dstui.runs.tail import LogFile
@@ -153,7 +154,7 @@ def read_result(run: RunDir) -> dict[str, Any] | None:
 
 def used_facts(manifest: Mapping[str, Any]) -> Facts:
     """The machine as it was when the run started, with the cards that it used. Raises DstuiError."""
-    facts = Facts.from_json(manifest.get("facts"))
+    facts = on_its_nodes(Facts.from_json(manifest.get("facts")), manifest)
     devices = manifest.get("devices")
     if facts.gpus and devices:
         used = tuple(g for g in facts.gpus if str(g.index) in devices or g.uuid in devices)

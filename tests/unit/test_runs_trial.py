@@ -289,3 +289,12 @@ def test_a_trial_without_a_step_could_not_do_it(
     assert said in seen.err and "rank" in seen.out
     if as_json:
         assert json.loads(seen.out)["measured"]["steps"] == 0
+
+
+def test_a_run_on_two_nodes_is_predicted_on_two_nodes() -> None:
+    """The facts are those of the node that starts it; ranks beyond its cards are on the others."""
+    run = make(world_size=4, nodes=2)
+    result = trial.settle(run)
+    assert result is not None and result.estimate is not None and result.training is not None
+    assert trial.used_facts(run.manifest).nodes == 2
+    assert result.estimate.verdict in ("fits", "tight")
