@@ -120,6 +120,8 @@ _THROUGHPUT = re.compile(
 )
 _TIMERS = re.compile(r"time \(ms\)((?: \| [\w.]+: [\d.]+)+)")
 _MEMORY = re.compile(r"^MA ([\d.]+) GB\s+Max_MA ([\d.]+) GB\s+CA ([\d.]+) GB\s+Max_CA (\d+) GB")
+_COMM = re.compile(r"comm op: (\w+).*?\| time \(ms\): ([\d.]+)")
+"""One collective of rank 0, as ``comms_logger`` prints it with ``verbose``."""
 _PIPE = re.compile(r"^steps: (\d+) loss: ([\d.einfa+-]+) .*?iter time \(s\): ([\d.]+) samples/sec: ([\d.]+)")
 _DICT = re.compile(r"\{'[^{}]*\}")
 _PAIR = re.compile(r"'([\w/ .()-]+)': '?([^',}]+)'?")
@@ -184,7 +186,7 @@ _COLLECTIVE = re.compile(
     r"Watchdog caught collective operation timeout|NCCL WARN (?!.*(?:libibverbs|[Pp]lugin|MSCCL|NUMA|cuMem))|NCCL error|ncclRemoteError|ncclSystemError|"
     r"ncclUnhandledCudaError|ncclInternalError|Some NCCL operations have failed or timed out|"
     r"Connection (?:closed by peer|reset by peer)|Gloo connectFullMesh failed|collective operation timeout|due to collective timeout|failure detected by watchdog|"
-    r"watchdog got stuck for|failed to pass monitoredBarrier"
+    r"watchdog got stuck for|ProcessGroupNCCL watchdog hang|failed to pass monitoredBarrier"
 )
 _TIMED_OUT = re.compile(r"timeout|timed out|watchdog|monitoredBarrier")
 _TRACEBACK = re.compile(r"^(.*?)(?:Original )?Traceback \(most recent call last\):\s*$")
@@ -528,6 +530,10 @@ class Parser:
                     "allocated": _bytes(m.group(5)),
                     "peak_allocated": _bytes(m.group(6)),
                 }
+        if "comm op:" in body:
+            m = _COMM.search(body)
+            if m:
+                return "comm", {"op": m.group(1), "seconds": float(m.group(2)) / 1000}
         if "time (ms)" in body:
             m = _TIMERS.search(body)
             if m:

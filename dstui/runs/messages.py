@@ -71,8 +71,10 @@ MESSAGES: tuple[Message, ...] = (
          r"expected param .* to be available|ds_status == ZeroParamStatus\.AVAILABLE|'status': 'NOT_AVAILABLE'|Padding_idx must be within num_embeddings.*\[0",
          "must be 2-d", "must be 2d", "torch.size([0])", "to be available", "zeroparamstatus", "not_available"),
     _say("DR107", r"assert not param\.ds_active_sub_modules|Cannot free a ZeRO-3 parameter while it is still active|"
-         r"tracing error at step \d+|ds_active_sub_modules|still have inflight params|attempted to (?:record trace|invalidate already)",
-         "ds_active_sub_modules", "still active", "tracing error", "inflight params", "attempted to"),
+         r"tracing error at step \d+|ds_active_sub_modules|still have inflight params|\} already in registry|"
+         r"disagreement between rank0 and rank\d+|attempted to (?:record trace|invalidate already)",
+         "ds_active_sub_modules", "still active", "tracing error", "inflight params", "already in registry", "disagreement between",
+         "attempted to"),
     # environment: builds
     _say("DR718", r"module '(?:deepspeed\w+_comm|cpu_ada\w+|cpu_lion|fused_\w+|async_io|gds|fp_quantizer|random_ltd|"
          r"pin_memory|ragged\w*_ops|inference_c\w+_ops|spatial_inference|evoformer_attn|stochastic_transformer|transformer_inference)' "
@@ -170,7 +172,7 @@ MESSAGES: tuple[Message, ...] = (
          "rendezvous", "resolve", "getaddrinfo", "not known", "no route to host"),
     _say("DR501", r"Watchdog caught collective operation timeout|failed to pass monitoredBarrier|monitoredBarrier.*timed? ?out|"
          r"Timed out waiting \d+ms for (?:recv|send)|Some NCCL operations have failed or timed out|"
-         r"watchdog got stuck for \d+ seconds|failure detected by watchdog|collective timeout|SeqNum=\d+, OpType=\w+, NumelIn=\d+",
+         r"watchdog got stuck for \d+ seconds|due to ProcessGroupNCCL watchdog hang|failure detected by watchdog|collective timeout|SeqNum=\d+, OpType=\w+, NumelIn=\d+",
          "watchdog", "monitoredbarrier", "timed out waiting", "nccl operations", "collective timeout", "seqnum=", weight=48),
     _say("DR502", r"NET/IB ?: Got completion|socketStartConnect: Connect to|socketProgress: Connection closed|"
          r"ncclRemoteError|ncclSystemError|ncclUnhandledCudaError|ncclInternalError|NCCL error in:|"

@@ -185,6 +185,10 @@ FAILED = {
     "parameters still under way": (
         "DR107", traceback("RuntimeError: still have inflight params [{'id': 723, 'status': 'AVAILABLE', 'numel': 4194304}]",
                            "deepspeed/runtime/zero/partitioned_param_coordinator.py:reset_step")),
+    "ranks that fetch other weights": (
+        "DR107", traceback("RuntimeError: disagreement between rank0 and rank1: rank0: [1028, 1029], rank1: [1028]", "deepspeed/runtime/zero/utils.py:assert_ints_same_as_other_ranks")),
+    "a watchdog that hangs": (
+        "DR501", STEPS + "[rank2]:[F1103 08:15:29.383067836 ProcessGroupNCCL.cpp:1614] [PG ID 1 PG GUID 1 Rank 2] Terminating the process after attempting to dump debug info, due to ProcessGroupNCCL watchdog hang.\n" + elastic(-6)),
     "a layer larger than the swap buffer": (
         "DR203", traceback("AssertionError: More elements 524709888 than buffer size 100,000,000", "deepspeed/runtime/swap_tensor/partitioned_param_swapper.py:swap_in")),
     "the loss scale at its end": (
