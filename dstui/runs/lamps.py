@@ -536,6 +536,16 @@ def _communication(live: Live) -> Lamp:
         )
     if not p.stepped:
         return Lamp(5, "unknown", _("no step was taken yet"), _("the first steps"))
+    spent, each = p.collectives.seconds, p.step_time
+    if spent is not None and each:
+        share = min(1.0, spent / each)
+        text = _("collectives take {share} of a step while comms_logger waits for each of them").format(
+            share=_percent(share)
+        )
+        level = "red" if share >= REDUCE_MOST else "yellow" if share >= REDUCE else "green"
+        return Lamp(
+            5, level, text, "" if level == "green" else _("more accumulation, larger buckets, faster links")
+        )
     text = _even(live)
     return Lamp(5, "unknown", text or _("the log has no parts of a step"), _wall())
 

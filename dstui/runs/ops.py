@@ -121,15 +121,25 @@ def _holder(path: Path, st: os.stat_result) -> int | None:
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
             continue
-        try:
-            for fd in os.scandir(f"{entry.path}/fd"):
-                if os.readlink(fd.path).endswith("/lock"):  # noqa: PTH115 - thousands of them
-                    there = os.stat(fd.path)  # noqa: PTH116
-                    if (there.st_dev, there.st_ino) == (st.st_dev, st.st_ino):
-                        return int(entry.name)
-        except OSError:
-            continue  # ended, or another user's
+        for _target, there in _open_locks(int(entry.name)):
+            if (there.st_dev, there.st_ino) == (st.st_dev, st.st_ino):
+                return int(entry.name)
     return None
+
+
+def _open_locks(pid: int) -> Iterator[tuple[str, os.stat_result]]:
+    """Files named ``lock`` that ``pid`` has open; a descriptor that it closes meanwhile hides no other."""
+    try:
+        descriptors = [fd.path for fd in os.scandir(f"/proc/{pid}/fd")]
+    except OSError:
+        return  # ended, or another user's
+    for path in descriptors:
+        try:
+            target = os.readlink(path)  # noqa: PTH115 - thousands of them
+            if target.endswith("/lock"):
+                yield target, os.stat(path)  # noqa: PTH116
+        except OSError:
+            continue
 
 
 class HeldLock(NamedTuple):
@@ -147,14 +157,9 @@ def held_by(pids: Iterable[int], root: Path) -> set[HeldLock]:
     below = os.path.realpath(root) + "/"
     found = set()
     for pid in pids:
-        try:
-            for fd in os.scandir(f"/proc/{pid}/fd"):
-                target = os.readlink(fd.path)  # noqa: PTH115 - hundreds of them
-                if target.endswith("/lock") and target.startswith(below):
-                    s = os.stat(fd.path)  # noqa: PTH116
-                    found.add(HeldLock(target, s.st_dev, s.st_ino, s.st_mtime_ns))
-        except OSError:
-            continue  # ended, or its descriptor was closed just now
+        for target, s in _open_locks(pid):
+            if target.startswith(below):
+                found.add(HeldLock(target, s.st_dev, s.st_ino, s.st_mtime_ns))
     return found
 
 

@@ -11,7 +11,6 @@ import bisect
 import itertools
 import json
 import random
-import re
 import statistics
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,7 +43,6 @@ PIECES, PIECE = 64, 128 << 10
 CHUNK_SECONDS = 20.0
 """Sampled steps are averaged over at least this long, which keeps the error of the two ends below a tenth."""
 BACKWARD_COMMUNICATION = ("bwd_allreduce", "bwd_allreduce_microstep")
-_COMM = re.compile(r"comm op: (\w+).*?\| time \(ms\): ([\d.]+)")
 
 
 class Interval(NamedTuple):
@@ -193,18 +191,14 @@ class _Reader:
         self.first = self.first or (step, float(e["t"]))
         self.last = (step, float(e["t"]))
 
-    def line(self, text: str) -> None:
-        """One collective of rank 0, as ``comms_logger`` prints it with ``verbose``."""
-        m = _COMM.search(text)
-        if m:
-            self.operations.append((self._seen or 0, m.group(1), float(m.group(2)) / 1000))
-
     def event(self, e: Event) -> None:
         p, v = self.progress, e.values
         now = self._clock(e.offset)
         p.apply(e, now)
         if e.kind == "step":
             self._step(e)
+        elif e.kind == "comm":
+            self.operations.append((self._seen or 0, v["op"], v["seconds"]))
         elif e.kind == "throughput" and v.get("samples_per_second") and v.get("step") and p.batch:
             self.series["throughput"].add(int(v["step"]), p.batch / float(v["samples_per_second"]))
         elif e.kind == "timers" and "fwd" in v and p.step:
@@ -260,8 +254,6 @@ def read(run: RunDir) -> Pace:
         for line in piece:
             for event in parser.feed(line):
                 reader.event(event)
-            if "comm op:" in line.text:
-                reader.line(line.text)
     for event in parser.finish():
         reader.event(event)
     return _conclude(run, reader)

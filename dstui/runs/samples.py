@@ -473,16 +473,20 @@ _CHECKPOINT = re.compile(
 def saving(pid: int) -> str | None:
     """A checkpoint file that ``pid`` has open for writing."""
     try:
-        for fd in os.scandir(f"/proc/{pid}/fd"):
-            target = os.readlink(fd.path)  # noqa: PTH115 - hundreds of them
+        names = [fd.name for fd in os.scandir(f"/proc/{pid}/fd")]
+    except OSError:
+        return None
+    for name in names:
+        try:
+            target = os.readlink(f"/proc/{pid}/fd/{name}")  # noqa: PTH115 - hundreds of them
             if not target.startswith("/") or not _CHECKPOINT.search(target):
                 continue
-            info = Path(f"/proc/{pid}/fdinfo/{fd.name}").read_text()
+            info = Path(f"/proc/{pid}/fdinfo/{name}").read_text()
             flags = int(info.partition("flags:")[2].split()[0], 8)
             if flags & os.O_ACCMODE:
                 return target
-    except (OSError, ValueError, IndexError):
-        pass
+        except (OSError, ValueError, IndexError):
+            continue  # closed meanwhile
     return None
 
 

@@ -125,6 +125,47 @@ class _Mark:
 
 
 @dataclass
+class Collectives:
+    """Seconds a step that rank 0 spent in collectives, from the lines of ``comms_logger``.
+
+    Each line's time is the *sum* of all so far of that name (see ``dstui.runs.pace``); where it falls, they are
+    single times. What is printed after step n belongs to step n + 1.
+    """
+
+    spent: deque[float] = field(default_factory=lambda: deque(maxlen=TIMED))
+    _last: dict[str, float] = field(default_factory=dict)
+    _closed: dict[str, float] = field(default_factory=dict)
+    _single: float = 0.0
+    _sums: bool = True
+    _step: int | None = None
+
+    def add(self, op: str, seconds: float) -> None:
+        if op == "barrier":
+            return
+        if self._sums and seconds < self._last.get(op, 0.0):
+            self._sums = False
+            self.spent.clear()
+        self._last[op] = seconds
+        self._single += seconds
+
+    def close(self, step: int) -> None:
+        """The engine's counter stands at ``step``."""
+        if not self._last:
+            return
+        if self._step is not None and step > self._step and self._closed:
+            whole = sum(self._last.values()) - sum(self._closed.values()) if self._sums else self._single
+            self.spent.append(max(0.0, whole) / (step - self._step))
+        if self._step != step:
+            self._step, self._closed, self._single = step, dict(self._last), 0.0
+
+    @property
+    def seconds(self) -> float | None:
+        """Median of the last steps; None without such lines."""
+        values = sorted(self.spent)
+        return values[len(values) // 2] if len(values) >= 3 else None
+
+
+@dataclass
 class Progress:
     """Everything that the log and csv_monitor told so far. ``apply`` and ``csv`` feed it."""
 
@@ -178,6 +219,7 @@ class Progress:
     samples_per_second: float | None = None
     timers: dict[str, float] = field(default_factory=dict)
     timed: deque[Mapping[str, float]] = field(default_factory=lambda: deque(maxlen=TIMED))
+    collectives: Collectives = field(default_factory=lambda: Collectives())
     world: int | None = None
     spawned: dict[int, int] = field(default_factory=dict)
     """local rank -> pid, from the launcher's lines."""
@@ -386,6 +428,9 @@ class Progress:
     def _on_collective(self, e: Event, now: float, live: bool) -> None:
         self.timeouts += bool(e.values.get("timeout"))
 
+    def _on_comm(self, e: Event, now: float, live: bool) -> None:
+        self.collectives.add(e.values["op"], e.values["seconds"])
+
     def _on_timers(self, e: Event, now: float, live: bool) -> None:
         v = e.values
         if "fwd" in v:
@@ -478,6 +523,7 @@ class Progress:
         if self.engine_step is not None and step < self.engine_step - 1 and live:
             self._stamped = self._observed = None  # resumed
         self.engine_step = step
+        self.collectives.close(step)
         # far ahead of the optimizer steps: that counter counts micro batches or samples
         far = step + max(20, step // 2)
         self._script_counts_other = self.script_step is not None and self.script_step > far

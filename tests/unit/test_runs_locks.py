@@ -13,7 +13,7 @@ import pytest
 
 from dstui.runs.adopt import adopt_lost
 from dstui.runs.control import stop
-from dstui.runs.ops import HeldLock, held_by, remove_dead
+from dstui.runs.ops import HeldLock, find_locks, held_by, remove_dead
 from dstui.runs.processes import send
 from dstui.runs.store import RunDir
 from tests.supervised import ended, events, lost, says, until
@@ -129,3 +129,25 @@ def test_locks_elsewhere_are_not_seen(root: Path, tmp_path: Path) -> None:
     with (tmp_path / "lock").open():
         assert held_by([os.getpid()], root) == set()
     assert held_by([2**22 + 1], root) == set()  # no such process
+
+
+def test_a_holder_whose_other_files_come_and_go_is_still_the_holder(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that compiles opens and closes files all the time: one that is gone when it is looked at hides no
+    other, or a build that goes on would be called dead and its lock removed under it."""
+    held = lock(root)
+    held.parent.mkdir(parents=True)
+    fd = os.open(held, os.O_CREAT | os.O_EXCL)
+    real, first = os.readlink, f"/proc/{os.getpid()}/fd/0"
+
+    def gone(path: str) -> str:
+        if path == first:
+            raise FileNotFoundError(path)
+        return real(path)
+
+    monkeypatch.setattr(os, "readlink", gone)
+    (found,) = find_locks(root)
+    assert (found.holder, found.gone) == (os.getpid(), False)
+    assert [h.path for h in held_by([os.getpid()], root)] == [str(held)]
+    os.close(fd)

@@ -19,6 +19,7 @@ from dstui.runs.pace import Pace, read, student, warmup_of
 from dstui.runs.samples import RankUse, Sample
 from dstui.runs.spec import RunSpec
 from dstui.runs.store import RunDir, write_json
+from dstui.runs.view import RunView
 
 BEGIN = 1_700_000_000.0
 
@@ -164,6 +165,9 @@ def test_collectives(tmp_path: Path, sums: bool) -> None:
     found = read(make(tmp_path / "a", lines))
     assert found.communication == pytest.approx(0.25)
     assert found.operations == pytest.approx({"all_gather_into_tensor": 0.04, "reduce_scatter_tensor": 0.01})
+    lamp = RunView(RunDir(tmp_path / "a")).poll().lamps[4]
+    assert (lamp.checkpoint, lamp.level) == (5, "green")
+    assert "collectives take 25 % of a step" in lamp.text
 
 
 def test_how_much_is_warm_up() -> None:
