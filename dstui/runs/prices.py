@@ -91,6 +91,8 @@ def _first_that_fits(
     shape: Any, training: Any, config: Mapping[str, Any], facts: Any, release: str | None, world: int | None
 ) -> Repair | None:
     """The cheapest place for the states that fits, where no single change does."""
+    if facts is not None and not facts.gpus:
+        return None  # the ranks train on the CPU: all is in host RAM, wherever a config places it
     from dstui.estimate.memory import grid, placed
 
     try:

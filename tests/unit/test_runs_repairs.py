@@ -180,6 +180,33 @@ def test_memory_fixes_are_priced_and_those_that_fit_come_first(tmp_path: Path, r
         assert fits[0] == "fits"
 
 
+def test_no_placement_is_offered_where_there_is_no_gpu(tmp_path: Path) -> None:
+    """Ranks that train on the CPU hold everything in host RAM, wherever a config places it."""
+    import dataclasses
+
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "optimizer": ADAM,
+        "zero_optimization": {
+            "stage": 3,
+            "offload_optimizer": {"device": "cpu"},
+            "offload_param": {"device": "cpu"},
+        },
+    }
+    log = "[2026-11-29 19:00:00,000] [ERROR] [launch.py:1:x] ['python', 'train.py'] exits with return code = -9\n"
+    killed = {"rank_code": -9, "first_rank": 0, "oom_kills": {"cgroup": 1, "system": 1}}
+    for gpus, said in ((True, True), (False, False)):
+        facts = describe(gpus="2x80GiB", ram="1024GiB")
+        if not gpus:
+            facts = dataclasses.replace(facts, gpus=())
+        folder = tmp_path / str(gpus)
+        folder.mkdir()
+        found = diagnose_run(oom_run(folder, config, log, killed, facts=facts.to_json()))
+        assert found.cause is not None and found.cause.code == "DR401" and found.fixes
+        texts = " ".join(f"{f.title} {f.price}" for f in found.fixes)
+        assert "?" not in texts and ("on the GPUs" not in texts or said), texts
+
+
 def test_wrong_results_that_the_release_is_known_for(tmp_path: Path) -> None:
     """A NaN under a config for which a rule knows a silent-wrong window names that rule's fix first."""
     from dstui.rules.registry import all_rules
