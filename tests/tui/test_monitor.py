@@ -398,6 +398,19 @@ def test_curves_share_one_axis_and_are_whole_at_the_end() -> None:
 # ---- runs
 
 
+async def test_the_diagnosis_of_a_run_that_vanished_ends_in_words(make_app: MakeApp, tmp_path: Any) -> None:
+    run = ticked(0, ticks=3)
+    run.end("failed", code=1)
+    async with opened(make_app(watch=run.id)) as walk:
+        await until(walk, "no cause found")
+        run.run.path.rename(tmp_path / "elsewhere")
+        await walk.press("d")
+        await until(walk, "any other key")
+        await walk.press("enter")
+        await until(walk, "d diagnosis")
+        assert monitor(walk).view_name == "overview" and "looking at the log" not in walk.text
+
+
 def test_the_list_does_not_wait_for_a_long_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is read late comes with the next looks, and nothing is left out in the end."""
     ids = [ticked(0, ticks=3).id for _n in range(3)]

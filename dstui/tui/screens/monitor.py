@@ -476,7 +476,13 @@ class MonitorScreen(BaseScreen):
                 self._diagnosis = found
                 self.redraw()
 
-        self.dstui.jobs.run("diagnose", work, done)
+        self.dstui.jobs.run("diagnose", work, done, self._page_failed)
+
+    def _page_failed(self, error: BaseException) -> None:
+        """What a page waits for does not come: leave the page, and say why."""
+        if self._at in ("diagnosis", "stacks"):
+            self._show_view("overview")
+        self.dstui.fail(error)
 
     # ---- views
 
@@ -612,7 +618,7 @@ class MonitorScreen(BaseScreen):
                 self._stacks = found
                 self.redraw()
 
-        self.dstui.jobs.run("stacks", work, done)
+        self.dstui.jobs.run("stacks", work, done, self._page_failed)
 
     # ---- a fix becomes a run
 
