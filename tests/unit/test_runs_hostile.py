@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dstui.runs import messages
 from dstui.runs.diagnose import Diagnosis, diagnose
 
 LOGS = Path(__file__).parent.parent / "data" / "logs"
@@ -357,3 +358,26 @@ def test_one_line_alone(line: str, expected: str | None) -> None:
             assert got == expected
     if expected and re.match(r"\w*(?:Error|Exception): ", line):
         assert says(TRACE + line + "\n") in (expected, "DR101" if expected == "DR101" else expected)
+
+
+def test_lines_are_found_by_their_keys_as_one_by_one() -> None:
+    """The search by literals is only faster: it finds what a look at each line finds, in the same order."""
+    texts = [
+        line
+        for path in sorted((Path(__file__).parent.parent / "data" / "logs").glob("*.log"))
+        for line in path.read_text(errors="replace").splitlines()[-200:]
+    ]
+    texts[3:3] = ["", "İSTANBUL Out of memory: Killed process 7", "Å", "exits with return code = -9", ""]
+    found: list[tuple[int, messages.Message]] = []
+    for i, text in enumerate(texts):
+        fits = (
+            m
+            for m in messages.MESSAGES
+            if m.bare and any(k in text.lower() for k in m.keys) and m.pattern.search(text)
+        )
+        said = next(fits, None)
+        if said is not None and all(said is not m for _i, m in found):
+            found.append((i, said))
+    assert len(found) > 5
+    assert list(messages.on_lines(texts)) == found
+    assert list(messages.on_lines([])) == []
