@@ -88,7 +88,10 @@ print("LOSSES", json.dumps([losses[0], losses[-1]]))
 """
 
 
-@pytest.mark.parametrize("case", ["stage1", "ratio", "both", "nvme", "unpinned"])
+@pytest.mark.parametrize(
+    "case",
+    ["stage1", *(pytest.param(x, marks=pytest.mark.slow) for x in ("ratio", "both", "nvme", "unpinned"))],
+)
 def test_the_real_engine_trains_with_it(case: str, tmp_path: Path) -> None:
     """One rank on the CPU runs every kind of placement that a plan can write; sizes of buckets as written."""
     pytest.importorskip("deepspeed")

@@ -66,8 +66,11 @@ if done.returncode:
 """
 )
 ENGINES = {"accelerate": "accelerate", "llamafactory": "llamafactory", "swift": "swift"}
-OWN = ("deepspeed", "torchrun", "python")
-ALL = (*OWN, *(pytest.param(x, marks=pytest.mark.slow) for x in ("accelerate", "llamafactory", "swift")))
+OWN = ("deepspeed", "torchrun")
+ALL = (
+    *OWN,
+    *(pytest.param(x, marks=pytest.mark.slow) for x in ("python", "accelerate", "llamafactory", "swift")),
+)
 """The slow ones start torchrun's own processes (``make long``)."""
 TORCHRUN = ("torchrun", "accelerate", "llamafactory", "swift")
 

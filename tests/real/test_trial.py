@@ -235,6 +235,7 @@ def test_an_error_of_the_probe_does_not_reach_the_script(
     assert not calibration.folder().exists()  # nothing is learned from it
 
 
+@pytest.mark.slow
 def test_a_trial_whose_probe_fails_ends_all_the_same(
     config: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -251,6 +252,7 @@ def test_a_trial_whose_probe_fails_ends_all_the_same(
     assert (run.exit or {})["outcome"] == "finished" and ends(run) == [("steps", 4), ("steps", 4)]
 
 
+@pytest.mark.slow
 def test_a_measured_run_goes_on_after_the_measured_steps(
     config: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -268,6 +270,7 @@ def test_a_measured_run_goes_on_after_the_measured_steps(
     assert result is not None
 
 
+@pytest.mark.slow
 def test_a_script_that_dies_keeps_its_own_fate(
     config: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -291,7 +294,7 @@ def test_a_script_that_dies_keeps_its_own_fate(
     assert answer["phases"] and answer["stored"] is None  # shown, but nothing is learned from it
 
 
-@pytest.mark.parametrize("swallows", [False, True])
+@pytest.mark.parametrize("swallows", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_end_runs_what_a_script_does_at_its_end(
     config: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path, swallows: bool
 ) -> None:
