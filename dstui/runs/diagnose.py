@@ -432,6 +432,19 @@ _MEMORY = ("DR101", "DR102", "DR103", "DR108", "DR401", "DR404")
 """Causes whose repairs the estimator can price."""
 
 
+_ABORTED_AT_EXIT = "terminate called without an active exception"
+"""What libstdc++ prints when an interpreter that ends leaves a thread of torch behind (then SIGABRT)."""
+
+
+def _ended_by_exception(case: _Case) -> bool:
+    """The record tells of a rank that ended as Python does after an exception."""
+    code = case.rank_code
+    if code is None or case.outcome != "failed":
+        return False
+    aborted = code == -6 and any(line.text.strip() == _ABORTED_AT_EXIT for line in case.tail)
+    return code > 0 or aborted
+
+
 def _recorded(case: _Case, *, agrees: bool) -> Certainty:
     """``certain`` only where the supervisor's record says the same as the log."""
     return "certain" if case.exit is not None and agrees else "likely"
@@ -664,9 +677,7 @@ def _exceptions(case: _Case) -> Iterator[_Finding]:
     failures = _failures(case)
     if not failures or case.outcome == "finished":
         return
-    code = case.rank_code
-    agrees = code is not None and code > 0 and case.outcome == "failed"
-    certainty = _recorded(case, agrees=agrees)
+    certainty = _recorded(case, agrees=_ended_by_exception(case))
     judged = [(f, *_name(case, f, certainty)) for f in failures[:8]]
     # an exception that only follows another tells more than "the script raised" if it is special
     failure, named, fixes = judged[0]

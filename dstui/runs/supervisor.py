@@ -717,6 +717,7 @@ class Supervisor:
 
     def begin_stop(self, by: dict[str, Any], now: bool) -> None:
         self.event("stop_requested", by=by, now=now)
+        self.scan(time.monotonic())  # a rank that came up just now may hold a lock already
         self.note_locks()
         if self.stop is None:
             self.stop = Stop(by, now, time.time())

@@ -423,3 +423,21 @@ def test_every_cause_has_a_page() -> None:
         assert cause.name in page and cause.do[:20] in page
         assert causes.find(cause.code.lower()) is cause is causes.find(cause.name)
     assert causes.find("DR999") is None
+
+
+@pytest.mark.parametrize(
+    ("last", "certainty"),
+    [("terminate called without an active exception\n", "certain"), ("", "likely")],
+)
+def test_an_abort_while_python_ends_is_the_exceptions_own(tmp_path: Path, last: str, certainty: str) -> None:
+    """Seen on CPU: rank 1 raised, and a thread of torch's aborted the process while it ended."""
+    log = (
+        "step 2 loss 0.1319\n"
+        "[rank1]: Traceback (most recent call last):\n"
+        '[rank1]:   File "/home/u/train.py", line 148, in <module>\n'
+        '[rank1]:     raise ValueError("the labels of row 17 are longer than the inputs")\n'
+        "[rank1]: ValueError: the labels of row 17 are longer than the inputs\n" + last
+    )
+    ended = {"outcome": "failed", "code": 250, "signal": "SIGABRT", "rank_code": -6, "first_rank": 1}
+    found = diagnose_run(make_run(tmp_path, log, ended)).cause
+    assert found is not None and (found.code, found.certainty) == ("DR710", certainty)
