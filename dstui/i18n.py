@@ -13,7 +13,6 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-LANGUAGES = ("en", "zh_CN")
 _current: gettext.NullTranslations = gettext.NullTranslations()
 _language = "en"
 

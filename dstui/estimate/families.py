@@ -46,27 +46,6 @@ FAMILIES: dict[str, str] = {
 TIED_BY_DEFAULT = frozenset({"gemma", "gemma2", "gemma3", "gpt2", "dstui_gpt"})
 """Families whose configuration class has ``tie_word_embeddings=True`` when the file does not say."""
 
-GATED = frozenset(
-    [
-        "llama",
-        "mistral",
-        "qwen2",
-        "qwen3",
-        "gemma",
-        "gemma2",
-        "gemma3",
-        "phi3",
-        "glm",
-        "glm4",
-        "deepseek_v2",
-        "deepseek_v3",
-        "mixtral",
-        "qwen2_moe",
-        "qwen3_moe",
-    ]
-)
-"""Families whose MLP multiplies a gate (SwiGLU or GeGLU)."""
-
 
 @dataclass(frozen=True)
 class Module:

@@ -526,7 +526,8 @@ def _on_cpu(
         0,
         peak,
         Range(
-            round(peak * (1 - doubt.low - 0.15)),
+            # the bundled GPT on CPU: within 1 % at stage 3 with offload, 27-28 % lower at stage 0, which loads no optimizer op
+            round(peak * (1 - doubt.low - 0.3)),
             peak,
             round(peak * (1 + doubt.high + 0.25)) + doubt.extra * ranks,
         ),

@@ -150,21 +150,6 @@ def cache_roots(hf_home: str | os.PathLike[str] | None = None) -> list[Path]:
     return [base / "huggingface" / "hub"]
 
 
-def cached_models(hf_home: str | os.PathLike[str] | None = None) -> list[str]:
-    """Repository ids in the local Hugging Face cache that hold a config.json, sorted."""
-    found: set[str] = set()
-    for root in cache_roots(hf_home):
-        try:
-            folders = [p for p in root.iterdir() if p.name.startswith("models--")]
-        except OSError:
-            continue
-        for folder in folders:
-            repo = "/".join(folder.name.split("--")[1:])
-            if _cached_snapshot(repo, hf_home) is not None:
-                found.add(repo)
-    return sorted(found)
-
-
 def _cached_snapshot(repo: str, hf_home: str | os.PathLike[str] | None) -> Path | None:
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", repo):
         return None

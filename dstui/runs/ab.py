@@ -21,7 +21,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -187,10 +187,6 @@ def find(reference: str = "last") -> AbDir:
             ", ".join(p.name for p in (found or there)[:10]),
         )
     return AbDir(found[0])
-
-
-Detect = Callable[[RunSpec], Any]
-"""The facts for a spec."""
 
 
 def detect(spec: RunSpec) -> Any:

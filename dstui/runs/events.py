@@ -159,7 +159,6 @@ _PINNED = re.compile(
 """``utils/pin_memory_tracker.py``, read in 0.19.8."""
 _PINNED_UNIT = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 _FLUSH = re.compile(r"(\d+) pytorch allocator cache flushes since last step")
-_SPAWN = re.compile(r"process (\d+) spawned with command: .*?'--local[-_]rank=(\d+)'")
 _SPAWNED = re.compile(r"process (\d+) spawned with command")
 _RETURN = re.compile(r"return code = (-?\d+)")
 _LOCAL = re.compile(r"'--local[-_]rank=(\d+)'")

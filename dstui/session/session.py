@@ -153,12 +153,6 @@ class Session:
         for step in STEP_IDS:
             self.accept(step)
 
-    def is_accepted(self, step_id: str) -> bool:
-        """Whether the step was answered (accepted or typed)."""
-        return any(
-            f.step == step_id and (f.id in self._state.accepted or f.id in self._state.typed) for f in FIELDS
-        )
-
     # --- outputs -------------------------------------------------------------------------------------------
 
     @property

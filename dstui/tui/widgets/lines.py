@@ -205,5 +205,5 @@ def _merged(row: Line) -> list[tuple[str, str]]:
 
 
 def plain_text(rows: Sequence[Line]) -> str:
-    """The text of rows without styles, for tests and the clipboard."""
+    """The text of rows without styles (tests read screens by it)."""
     return "\n".join("".join(text for text, _role in row).rstrip() for row in rows)
