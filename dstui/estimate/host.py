@@ -164,6 +164,7 @@ def host_need(s: Settings, dims: Dimensions) -> HostNeed:
     for k, v in ledger.pageable.items():
         parts[k] = parts.get(k, 0) + v * ranks
     parts["processes"] = hardware.RANK_RSS * ranks
+    light = hardware.RANK_RSS_LIGHT if s.offload_optimizer == "none" else hardware.RANK_RSS_LIGHT_OFFLOAD
     return HostNeed(
         pinned=sum(ledger.pinned.values()) * ranks,
         pageable=(sum(ledger.pageable.values()) + hardware.RANK_RSS) * ranks,
@@ -171,7 +172,7 @@ def host_need(s: Settings, dims: Dimensions) -> HostNeed:
         parts=parts,
         checkpoint=_checkpoint(s, dims),
         nvme=nvme * ranks,
-        lighter=(hardware.RANK_RSS - hardware.RANK_RSS_LIGHT) * ranks,
+        lighter=(hardware.RANK_RSS - light) * ranks,
     )
 
 
