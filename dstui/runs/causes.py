@@ -284,6 +284,17 @@ _ALL = (
         N_("py-spy dump --pid PID on each rank shows the line"),
     ),
     Cause(
+        "DR508", "tensor-on-cpu", 5,
+        N_("a tensor that lies in host RAM was given to a collective of NCCL"),
+        N_("`No backend type associated with device type cpu`, `Tensors must be CUDA and dense`"),
+        N_("NCCL moves only what lies on a GPU: offloaded parameters or gradients that a clipping, a logging or a second "
+           "model reduces by hand, a model or a tensor that was never moved to its card, or a script that asks for NCCL "
+           "while DeepSpeed works on the CPU"),
+        N_("move the tensor to the rank's card before the collective (in a plain script: to engine.device), leave "
+           "clipping to DeepSpeed (gradient_clipping), offload only what the script does not touch; "
+           'init_process_group("cpu:gloo,cuda:nccl") serves both'),
+    ),
+    Cause(
         "DR601", "loss-not-finite", None,
         N_("the loss is NaN or infinite"),
         N_("`loss nan`, or gradients non-finite step after step"),

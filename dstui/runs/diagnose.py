@@ -28,6 +28,9 @@ from dstui.runs.events import Event, Failure, parser_of
 from dstui.runs.ops import extensions_root
 from dstui.runs.processes import signal_name
 from dstui.runs.repairs import Repair
+from dstui.runs.samples import RankUse, read_samples
+from dstui.runs.stall import Stall
+from dstui.runs.stall import name as stall_name
 from dstui.runs.state import read_config
 from dstui.runs.store import RunDir
 from dstui.runs.tail import Line, LogFile, clean, split
@@ -209,32 +212,35 @@ def diagnose(
 
 def diagnose_run(run: RunDir, config: Mapping[str, Any] | None = None) -> Diagnosis:
     """The run's logs, exit record, samples and config together."""
-    manifest = run.manifest
-    exit_data = run.exit
     state = store.state(run)
     if state in ("running", "starting"):
         return _living(run, state, config)
+    return _judge(_run_case(run, state, config))
+
+
+def _run_case(run: RunDir, state: str, config: Mapping[str, Any] | None) -> _Case:
     try:
         head, tail = _read(run.out_log)
     except DstuiError:
         head, tail = [], []
     file = LogFile(run.out_log)
+    manifest = run.manifest
     events, more = _events(head, tail, manifest)
-    case = _Case(
+    return _Case(
         outcome=state,
         file=str(run.out_log),
         events=events,
         tail=more,
         config=config if config is not None else read_config(run.config_path),
-        exit=exit_data,
+        exit=run.exit,
         manifest=manifest,
         number=lambda o: file.number(o) if o <= COUNT_LINES else None,
     )
-    return _judge(case)
 
 
 def _living(run: RunDir, state: str, config: Mapping[str, Any] | None) -> Diagnosis:
-    """A run that goes on: the stall that it is in, if it is in one. What its log complains of is no cause yet."""
+    """A run that goes on: what its log says of a rank that has ended or of a collective that timed out, else the
+    stall that it is in, if it is in one. Other complaints are no cause yet."""
     from dstui.runs.view import RunView
 
     view = RunView(run)
@@ -243,36 +249,63 @@ def _living(run: RunDir, state: str, config: Mapping[str, Any] | None) -> Diagno
     finally:
         view.close()
     stall = shot.stall
+    state = "running" if stall is None else "stalled"
+    case = _run_case(run, state, config)
+    if stall is None or stall.kind != "op-lock":  # nothing else ends the wait for a dead lock
+        said = _doomed(case, stall)
+        if said is not None:
+            shown = (*said.evidence, *_seen(stall, view.newest_ranks()))
+            return Diagnosis(state, said.cause, shown[:8], _legal(case, said.fixes))
     if stall is None:
-        return Diagnosis(state, None)
-    quiet = max(0.0, time.time() - stall.since)
-    evidence = [
-        Evidence("samples/1s.jsonl", None, f"no progress for {quiet:.0f} s; {stall.kind}"),
-        *(
-            Evidence(
-                "samples/1s.jsonl", None, f"rank {r.rank} (pid {r.pid}): {r.cpu:.2f} cores, {r.wait or '?'}"
-            )
-            for r in view.newest_ranks()
-            if r.cpu is not None
-        ),
-    ]
+        return Diagnosis(shot.state, None)
+    evidence = _seen(stall, view.newest_ranks())
     if stall.path:
         evidence.insert(0, Evidence(stall.path, None, "the lock" if stall.kind == "op-lock" else "open"))
     fixes: tuple[Repair, ...] = ()
     if stall.kind == "op-lock":
         fixes = (Repair(_("delete it: {command}").format(command=f"rm {stall.path}")),)
     elif stall.kind == "offload":
-        manifest, own = run.manifest, config if config is not None else read_config(run.config_path)
-        world = manifest.get("world_size")
-        fixes = prices.legal(
-            repairs.offload_return(own),
-            own,
-            prices.release_of(manifest),
-            world if isinstance(world, int) else None,
-            str(manifest.get("engine") or "plain"),
-        )
-        fixes = prices.priced(fixes, own, manifest)
+        fixes = prices.priced(_legal(case, repairs.offload_return(case.config)), case.config, case.manifest)
     return Diagnosis("stalled", Named(stall.code, "likely", stall.text), tuple(evidence[:8]), fixes)
+
+
+def _seen(stall: Stall | None, ranks: Iterable[RankUse]) -> list[Evidence]:
+    """What the samples of a run that stands still show."""
+    if stall is None:
+        return []
+    quiet = max(0.0, time.time() - stall.since)
+    rows = [f"no progress for {quiet:.0f} s; {stall.kind}"]
+    rows += [
+        f"rank {r.rank} (pid {r.pid}): {r.cpu:.2f} cores, {r.wait or '?'}" for r in ranks if r.cpu is not None
+    ]
+    return [Evidence("samples/1s.jsonl", None, text) for text in rows]
+
+
+def _doomed(case: _Case, stall: Stall | None = None) -> _Finding | None:
+    """What ends a run although it has not ended yet, or was stopped before it could: a collective that timed out
+    (torch's process stays for a minute to write its records), or an exception that nobody caught in one rank
+    while the others wait for it. Only what the log says before anybody asked the run to stop."""
+    asked = [e.offset for e in case.events if e.kind in ("killing", "signal")]
+    asked += [x.offset for x in case.tail if _ASKED.search(x.text)]
+    events = [e for e in case.events if not asked or e.offset < min(asked)]
+    restarts = [x.offset for x in case.tail if _RESTARTED.search(x.text)]
+    events = [e for e in events if not restarts or e.offset > restarts[-1]]
+    sure = [e for e in events if e.kind != "error" or not _caught(e.values["failure"])]
+    before = replace(case, events=sure, steps=None)
+    found = list(_collectives(before, stall))
+    if any(f.cause.code == "DR501" for f in found):
+        found = [f for f in found if f.cause.code == "DR501"]
+    else:
+        found = []
+    if asked or case.outcome != "stopped":
+        ended = [f for f in _failures(before) if _SECONDARY.search(f.text) is None]
+        if ended and (case.outcome != "running" or any(f.rank is not None for f in ended)):
+            found += _exceptions(before)
+    return max(found, key=lambda f: f.weight, default=None)
+
+
+_ASKED = re.compile(r"Received \d+ death signal|Sending process \d+ closing signal|got signal: (?:2|15)\b")
+"""How torchrun says that it was asked to end."""
 
 
 def _log_case(
@@ -420,12 +453,16 @@ def _judge(case: _Case) -> Diagnosis:
     for f in found[1:]:
         if f.cause.code != best.cause.code and all(o.code != f.cause.code for o in others):
             others.append(f.cause)
-    fixes = prices.legal(
-        best.fixes, case.config, _release(case), _world(case), str(case.manifest.get("engine") or "plain")
-    )
+    fixes = _legal(case, best.fixes)
     if best.cause.code in _MEMORY:
         fixes = prices.priced(fixes, case.config, case.manifest)
     return Diagnosis(case.outcome, best.cause, best.evidence, fixes, tuple(others[:4]))
+
+
+def _legal(case: _Case, fixes: Iterable[Repair]) -> tuple[Repair, ...]:
+    """Those that leave a config which this run's DeepSpeed takes."""
+    engine = str(case.manifest.get("engine") or "plain")
+    return prices.legal(tuple(fixes), case.config, _release(case), _world(case), engine)
 
 
 _MEMORY = ("DR101", "DR102", "DR103", "DR108", "DR401", "DR404")
@@ -460,6 +497,9 @@ def _stopped(case: _Case) -> Iterator[_Finding]:
             (Evidence("exit.json", None, f"stopped_by: {json.dumps(by)}"),),
             weight=100,
         )
+        doomed = _doomed(case)
+        if doomed is not None:
+            yield replace(doomed, weight=101)
         return
     asked = [f for f in case.failures if f.short in ("KeyboardInterrupt", "SignalException")]
     if asked and len(asked) == len(
@@ -572,8 +612,6 @@ def _roomy(case: _Case) -> float | None:
     """
     if not case.manifest or case.exit is None:
         return None
-    from dstui.runs.samples import read_samples
-
     ends = [r["ended_at"] for r in case.exit.get("ranks") or () if r.get("ended_at")]
     samples = read_samples(Path(case.file).parent / "samples", 60)
     if not ends or not samples or min(ends) - samples[-1].t > 3.0 or len(samples) < 10:
@@ -589,8 +627,6 @@ def _memory_evidence(case: _Case) -> list[Evidence]:
     """Host memory at the end, from the samples of the run."""
     if not case.manifest:
         return []
-    from dstui.runs.samples import read_samples
-
     samples = read_samples(Path(case.file).parent / "samples", 60)
     best = max((s for s in samples if s.host.used is not None), key=lambda s: s.host.used or 0, default=None)
     if best is None or not best.host.capacity:
@@ -823,6 +859,9 @@ def _name(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list[Re
                 )
             )
         return Named("DR704", certainty, f.message), fixes
+    if said is not None and said.code == "DR508" and _on_cpu(case):
+        detail = _first_line(text) + "; " + _("DeepSpeed found no card and works on the CPU")
+        return Named("DR707", certainty, detail), []
     if said is not None and said.code == "DR718":
         return Named("DR718", certainty, f.message), repairs.foreign_op(text, _extensions(case))
     if _DTYPES.search(text):
@@ -872,6 +911,14 @@ def _name(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list[Re
     if _LAUNCHER.search(files):
         return Named("DR715", certainty, _first_line(f"{f.short}: {f.message}")), []
     return Named("DR710", certainty, _at(f)), []
+
+
+_CPU_ACCELERATOR = re.compile(r"Setting ds_accelerator to cpu|deepspeed_shm_comm(?:_op)?\b")
+"""What DeepSpeed says when it took the CPU for its accelerator: it saw no card, or DS_ACCELERATOR says so."""
+
+
+def _on_cpu(case: _Case) -> bool:
+    return any(_CPU_ACCELERATOR.search(line.text) for line in case.tail[:SPOKEN_LINES])
 
 
 def _splits(case: _Case, files: str) -> bool:
@@ -1192,7 +1239,8 @@ def _out_of_step(case: _Case) -> Iterator[_Finding]:
     )
 
 
-def _collectives(case: _Case) -> Iterator[_Finding]:
+def _collectives(case: _Case, stall: Stall | None = None) -> Iterator[_Finding]:
+    """``stall``: what the samples show of a run that has not ended; of one that has they are looked up."""
     if case.outcome == "finished":
         return
     lines = [e for e in case.of("collective") if not case.survived(e.offset)]
@@ -1205,23 +1253,44 @@ def _collectives(case: _Case) -> Iterator[_Finding]:
             detail = _("{operation} waited {seconds} s").format(
                 operation=m.group(1), seconds=int(m.group(2)) // 1000
             )
+        stall = stall or _stood(case)
+        seen = stall is not None and stall.kind != "timeout"
         missing = _missing_ranks(case, timeouts)
         apart = _apart(timeouts)
+        parts = [detail] if detail else []
         if apart:
-            detail += "; " + _("the ranks are in different operations: {operations}").format(
-                operations=", ".join(apart[:4])
+            parts.append(
+                _("the ranks are in different operations: {operations}").format(
+                    operations=", ".join(apart[:4])
+                )
             )
-        elif missing:
-            detail += "; " + _("no complaint from rank {ranks}: look there").format(
-                ranks=", ".join(map(str, missing))
+        elif missing and not (seen and stall is not None and stall.ranks):
+            parts.append(
+                _("no complaint from rank {ranks}: look there").format(ranks=", ".join(map(str, missing)))
             )
+        if seen and stall is not None:
+            parts.append(stall.seen)
         yield _Finding(
-            Named("DR501", "likely", detail),
+            Named("DR501", "likely", "; ".join(parts)),
             tuple(case.line(e.offset, e.text) for e in timeouts[:3]),
             weight=74 if not _failures(case) else 58,
         )
     elif lines and case.outcome == "failed":
         yield _Finding(Named("DR502", "possible"), (case.line(lines[0].offset, lines[0].text),), weight=30)
+
+
+def _stood(case: _Case) -> Stall | None:
+    """What the ranks of a run that has ended did in the last seconds in which all of them were there."""
+    if not case.manifest:
+        return None
+    samples = read_samples(Path(case.file).parent / "samples", 180)
+    most = max((len(s.ranks) for s in samples), default=0)
+    there = [i for i, s in enumerate(samples) if most and len(s.ranks) == most]
+    if not there:
+        return None
+    until = samples[: there[-1] + 1]
+    offload = repairs.offloads(case.config)
+    return stall_name(until, until[-1].t, until[0].t, offload=offload, world=_world(case))
 
 
 def _apart(timeouts: Iterable[Event]) -> list[str]:
@@ -1235,7 +1304,8 @@ def _apart(timeouts: Iterable[Event]) -> list[str]:
 
 
 def _missing_ranks(case: _Case, timeouts: Iterable[Event]) -> list[int]:
-    """Ranks that did not wait: the one that never came."""
+    """Ranks that did not wait: the one that never came. A rank that was told of it by another did not complain."""
+    timeouts = [e for e in timeouts if "dump signal" not in e.text]
     waiting = {int(m.group(1)) for e in timeouts for m in [re.search(r"\bRank (\d+)\]", e.text)] if m}
     waiting |= {e.rank for e in timeouts if e.rank is not None}
     worlds = [e.values["size"] for e in case.of("world")]
@@ -1566,7 +1636,9 @@ def ending_text(state: str, data: Mapping[str, Any], found: Diagnosis | None, st
         return _("lost: its supervisor is gone, nobody saw how it ended")
     cause = found.cause if found else None
     if state == "stopped":
-        return cause.detail if cause and cause.detail else _("stopped")
+        by = data.get("stopped_by") or {}
+        who = by.get("user") or by.get("signal")
+        return _("stopped by {who}").format(who=who) if who else _("stopped")
     if cause is None:
         code = data.get("code")
         return (

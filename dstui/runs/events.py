@@ -729,7 +729,7 @@ _SIMPLE: tuple[tuple[re.Pattern[str], Any], ...] = (
     (_WORLD, lambda m, b: ("world", {"size": int(m.group(1))})),
     (re.compile(r"^cmd = "), lambda m, b: ("command", {})),
     (re.compile(r"Main process received SIG(?:TERM|INT)"), lambda m, b: ("signal", {})),
-    (_COLLECTIVE, lambda m, b: ("collective", {"timeout": _TIMED_OUT.search(b) is not None})),
+    (_COLLECTIVE, lambda m, b: ("collective", {"timeout": "NCCL WARN" not in b and _TIMED_OUT.search(b) is not None})),
     (_OOM, lambda m, b: ("oom", {})),
     (_OPS, _ops),
     (_READY, lambda m, b: ("ready", {})),

@@ -139,11 +139,14 @@ MESSAGES: tuple[Message, ...] = (
          "uncorrectable", "unspecified launch", "illegal instruction", "hardware stack", "gpu is lost", "fallen off", "xid",
          "device handle", weight=73),  # the signal that ends the rank comes after it
     _say("DR707", r"No CUDA GPUs are available|invalid device ordinal|no CUDA-capable device|CUDA-capable devices? are busy or unavailable|driver version is insufficient|"
-         r"Found no NVIDIA driver|NVIDIA driver on your system is too old|device >= 0 && device < num_gpus|"
+         r"Found no NVIDIA driver|ProcessGroupNCCL is only supported with GPUs|NVIDIA driver on your system is too old|device >= 0 && device < num_gpus|"
          r"no kernel image is available|CUDA driver initialization failed|Torch not compiled with CUDA enabled|"
          r"No slot '\w+' specified on host|Unexpected error from cudaGetDeviceCount|Duplicate GPU detected|Attempting to deserialize object on CUDA device \d+ but",
-         "cuda gpus", "device ordinal", "cuda-capable", "driver", "num_gpus", "kernel image", "with cuda enabled", "no slot",
+         "cuda gpus", "only supported with gpus", "device ordinal", "cuda-capable", "driver", "num_gpus", "kernel image", "with cuda enabled", "no slot",
          "cudagetdevicecount", "duplicate gpu", "on cuda device"),
+    _say("DR508", r"No backend type associated with device type cpu|Tensors must be CUDA and dense|"
+         r"Tensor for argument .* is on CPU, but expected .* NCCL|(?:CPU offload\w*|offloading) requires backend supporting cpu tensors",
+         "backend type associated", "cuda and dense", "cpu tensors"),
     _say("DR714", r"cannot import name '\w+' from '(?:torch|transformers|accelerate|deepspeed|peft|trl|numpy)[\w.]*'|"
          r"cannot import name '\w+' from '[\w.]+' \([^)\n]*(?:site|dist)-packages/|Weights only load failed|"
          r"[\w-]+ ?[<>=!~]=? ?[\w.,<>=!]+ is required for a normal functioning of this module, but found|"

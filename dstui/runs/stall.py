@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dstui.i18n import _, ngettext
 from dstui.runs.samples import Sample
@@ -29,7 +29,9 @@ BUSY = 0.7
 
 @dataclass(frozen=True)
 class Stall:
-    """``kind``: ``op-lock op-build checkpoint data-loader collective offload idle``. ``code``: its cause (``causes``).
+    """``kind``: ``op-lock op-build checkpoint data-loader collective offload idle timeout``. ``code``: its cause.
+
+    ``timeout`` is what the log says alone (``timed_out``); the other kinds are seen in samples.
 
     ``since``: epoch seconds of the last progress. ``ranks``: those to look at. ``path``: the lock or the file.
     """
@@ -43,10 +45,21 @@ class Stall:
     holder: int | None = None
     how: str = ""
     """What the ranks named do: ``sleep poll run disk lock helpers``."""
+    timed_out: bool = False
+    """The log says that a collective timed out since the last step."""
 
     @property
     def text(self) -> str:
         """One translated sentence."""
+        if self.kind == "timeout":
+            return _("a collective timed out: not all ranks took part")
+        if self.timed_out:
+            return _("a collective timed out; {seen}").format(seen=self.seen)
+        return self.seen
+
+    @property
+    def seen(self) -> str:
+        """What the samples show, in one translated sentence."""
         who = _ranks(self.ranks)
         if self.kind == "op-lock":
             return _(
@@ -171,8 +184,20 @@ def slow_by_nature(samples: Sequence[Sample], now: float, since: float) -> Stall
     return None
 
 
-def name(samples: Sequence[Sample], now: float, since: float, *, offload: bool = False) -> Stall | None:
-    """The stall that the last ``WINDOW`` seconds show; None when the ranks may well be working."""
+def told(found: Stall | None, since: float) -> Stall:
+    """The stall of a run whose log says that a collective timed out; ``found``: what its samples show."""
+    if found is None:
+        return Stall("timeout", "DR501", since, timed_out=True)
+    return replace(found, code="DR501", timed_out=True)
+
+
+def name(
+    samples: Sequence[Sample], now: float, since: float, *, offload: bool = False, world: int | None = None
+) -> Stall | None:
+    """The stall that the last ``WINDOW`` seconds show; None when the ranks may well be working.
+
+    ``world``: ranks of the run on all nodes. A single one waits in no collective, whatever its card shows.
+    """
     window = recent(samples, now)
     if len(window) < FEWEST:
         return None
@@ -183,12 +208,12 @@ def name(samples: Sequence[Sample], now: float, since: float, *, offload: bool =
     if looks is None:
         return None
     if any(s.gpus for s in window):
-        return _on_gpus(window, looks, since, offload)
-    return _on_cpu(looks, since)
+        return _on_gpus(window, looks, since, offload, world == 1)
+    return _on_cpu(looks, since, world == 1)
 
 
-def _on_cpu(looks: list[_Look], since: float) -> Stall | None:
-    inside = [x for x in looks if x.still and x.wait == "lock" and x.helpers < BUSY]
+def _on_cpu(looks: list[_Look], since: float, alone: bool) -> Stall | None:
+    inside = [] if alone else [x for x in looks if x.still and x.wait == "lock" and x.helpers < BUSY]
     outside = [x for x in looks if x not in inside]
     asleep = [x for x in outside if x.still]
     if not outside:
@@ -237,7 +262,9 @@ def _mostly_cool(loads: Sequence[float | None]) -> bool:
     return None not in loads and sum(p < COOL for p in loads if p is not None) >= 0.7 * len(loads)
 
 
-def _on_gpus(window: list[Sample], looks: list[_Look], since: float, offload: bool) -> Stall | None:
+def _on_gpus(
+    window: list[Sample], looks: list[_Look], since: float, offload: bool, alone: bool
+) -> Stall | None:
     use: dict[int, list[tuple[float, float | None]]] = {}
     for s in window:
         for g in s.gpus:
@@ -251,6 +278,9 @@ def _on_gpus(window: list[Sample], looks: list[_Look], since: float, offload: bo
     idle = [i for i, u in sorted(mean.items()) if u < 0.05]
     spin = [i for i, u in sorted(mean.items()) if u >= 0.97 and cool[i]]
     if spin and len(spin) + len(idle) == len(mean):
+        busy = [x for x in looks if x.own >= BUSY or x.wait == "disk"]
+        if alone:  # other jobs keep the card busy; what this one waits for is on its host
+            return Stall("offload", "DR202", since, tuple(x.rank for x in busy)) if offload and busy else None
         if idle and len(mean) == len(looks):  # rank n of this node drives the n-th card that it was given
             order = sorted(mean)
             return _missing([_beside(looks[order.index(i)]) for i in idle], since)

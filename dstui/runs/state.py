@@ -29,6 +29,8 @@ NAMED_SECONDS = 30.0
 STALL_INTERVALS = 10
 """A stall is looked for from this many times the usual gap between reports on, and not before STALL_SECONDS; before
 NAMED_SECONDS where ranks are seen to wait for something that has a name."""
+SURVIVED = 3
+"""Steps after an error from which on it was none: more than the ranks' buffers can hold back."""
 CURED = 5
 """Healthy reports that end a streak of others."""
 PACES = 240
@@ -213,6 +215,8 @@ class Progress:
     """CUDA out of memory in the log: with a run that goes on, somebody caught it."""
     timeouts: int = 0
     """Collectives that timed out."""
+    timed_out_at: float | None = None
+    """Epoch seconds of the first such word after which training did not go on."""
     samples_a_step: int | None = None
     """By which csv_monitor's ``global_samples`` grows from one optimizer step to the next."""
     tokens_per_second: float | None = None
@@ -250,6 +254,8 @@ class Progress:
     """Last x of csv_monitor's learning rate."""
     _last_loss: float | None = None
     """The last that was neither 0 nor NaN."""
+    _steps_since: int = 0
+    """Reports of a step since a collective timed out."""
     _overflowed: bool = False
     """An overflow was reported since the last step."""
 
@@ -319,6 +325,10 @@ class Progress:
     def apply(self, e: Event, now: float, *, live: bool = True) -> None:
         """``live``: the event was read as it happened, so ``now`` can stand in for a missing stamp."""
         self.seen.setdefault(e.kind, e.time if e.time is not None else now)
+        if e.kind == "step" and self.timed_out_at is not None:
+            self._steps_since += 1
+            if self._steps_since >= SURVIVED:
+                self.timed_out_at = None
         handler = getattr(self, f"_on_{e.kind}", None)
         if handler is not None:
             handler(e, now, live)
@@ -426,7 +436,10 @@ class Progress:
             self.ooms += 1
 
     def _on_collective(self, e: Event, now: float, live: bool) -> None:
-        self.timeouts += bool(e.values.get("timeout"))
+        if e.values.get("timeout"):
+            self.timeouts += 1
+            if self.timed_out_at is None:
+                self.timed_out_at, self._steps_since = e.time if e.time is not None else now, 0
 
     def _on_comm(self, e: Event, now: float, live: bool) -> None:
         self.collectives.add(e.values["op"], e.values["seconds"])
@@ -664,18 +677,22 @@ class Progress:
 
         Silence alone is never a stall (releases 0.17.6-0.19.2 print no step line, scripts may print nothing):
         progress must have been reported before, its usual gap must be far exceeded, and the ranks must look like
-        waiting all through the last seconds (``dstui.runs.stall``). Only a dead build's lock needs no step before.
+        waiting all through the last seconds (``dstui.runs.stall``). Only a dead build's lock needs no step before,
+        and a collective that timed out needs no silence: its process ends as soon as it has written its records.
         """
         found = stall.on_lock(samples, now)
         if found is not None and (found.kind == "op-lock" or self.stepped):
             return found
+        if self.timed_out_at is not None:
+            since = self.reported_at or self.timed_out_at
+            return stall.told(stall.name(samples, now, since, offload=offload, world=self.world), since)
         usual = self.usual_gap or self._gap_by_growth(samples)
         if self.reported_at is None or not self.stepped or usual is None:
             return None
         quiet = now - self.reported_at
         if quiet < max(NAMED_SECONDS, STALL_INTERVALS * usual):
             return None
-        found = stall.name(samples, now, self.reported_at, offload=offload)
+        found = stall.name(samples, now, self.reported_at, offload=offload, world=self.world)
         if found is not None and found.kind in ("op-build", "checkpoint", "offload", "idle"):
             return found if quiet >= STALL_SECONDS else None  # these mostly end by themselves
         if found is not None or quiet < STALL_SECONDS:

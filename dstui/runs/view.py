@@ -349,7 +349,11 @@ class RunView:
     def _read_manifest(self) -> bool:
         if not self._changed(self.run.manifest_path) and self._manifest:
             return False
+        before = self._manifest.get("world_size") if self._manifest else None
         self._manifest = self.run.manifest
+        world = self._manifest.get("world_size")
+        if self._joined and world != before:  # the launcher made another number of ranks than it was told
+            self._progress.world, self._progress.batch = world, batch_of(self._config, world)
         return True
 
     def _join(self, now: float) -> None:
@@ -361,6 +365,7 @@ class RunView:
         except DstuiError:
             self._facts = Facts()  # of a later format
         self._said = _said(self.run, m, self._facts)
+        self._progress.world = m.get("world_size")
         self._progress.batch = batch_of(config, m.get("world_size"))
         self._progress.total_hint = steps_asked(m.get("command") or ())
         self._stage = _stage(config)

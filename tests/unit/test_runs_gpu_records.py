@@ -37,6 +37,7 @@ GPU = DATA / "gpu"
         ("oom-step", "DR103"),
         ("oom-step-2", "DR103"),
         ("scale-floor-2", "DR602"),
+        ("no-card", "DR707"),
     ],
 )
 def test_the_log_of_a_failure(name: str, code: str) -> None:
@@ -130,6 +131,67 @@ def test_two_cards_in_collectives_that_never_end(
     found = diagnose_run(fake.run)
     assert found.cause is not None and (found.outcome, found.cause.code) == ("stalled", "DR506")
     assert found.cause.certainty == "likely" and found.evidence
+
+
+TIMED_OUT = [
+    ("nccl-timeout", "rank 1, which sleeps"),
+    ("fewer-timeout", "no complaint from rank 1"),  # it left the loop and waits in a barrier
+    ("fewer-timeout-stage3", "different operations: ALLREDUCE (1), _ALLGATHER_BASE (1048576)"),
+]
+
+
+@pytest.mark.parametrize(("name", "detail"), TIMED_OUT)
+def test_a_collective_that_timed_out_is_named_before_its_process_ends(
+    name: str, detail: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's watchdog spoke after 10 s; its process stays a minute longer to write what it knows."""
+    fake = replay(name, 55, tmp_path, monkeypatch, cards=2)
+    shot = RunView(fake.run).poll()
+    assert shot.state == "stalled" and shot.stall is not None
+    assert (shot.stall.code, shot.stall.timed_out) == ("DR501", True)
+    assert "timed out" in shot.stall.text
+    found = diagnose_run(fake.run)
+    assert found.cause is not None and (found.outcome, found.cause.code) == ("stalled", "DR501")
+    assert detail in found.cause.detail and "waited 10 s" in found.cause.detail
+    assert "Watchdog caught collective operation timeout" in found.evidence[0].text
+    assert any(e.file == "samples/1s.jsonl" for e in found.evidence)
+    early = replay(name, 20, tmp_path / "early", monkeypatch, cards=2)
+    assert diagnose_run(early.run).cause is None
+
+
+@pytest.mark.parametrize(("name", "detail"), TIMED_OUT)
+@pytest.mark.parametrize("outcome", ["stopped", "lost"])
+def test_the_same_runs_once_they_are_over(
+    name: str, detail: str, outcome: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody stopped them while they hung, or their supervisor was gone: the time-out is still the cause."""
+    fake = replay(name, 60, tmp_path, monkeypatch, cards=2)
+    fake.run.out_log.write_bytes((GPU / name / "out.log").read_bytes())
+    by = {"user": "ann", "host": "n1"} if outcome == "stopped" else None
+    record = {"schema_version": 1, "outcome": outcome, "code": None, "rank_code": None, "stopped_by": by}
+    fake.run.exit_path.write_text(json.dumps(record))
+    found = diagnose_run(fake.run)
+    assert found.cause is not None and (found.outcome, found.cause.code) == (outcome, "DR501")
+    assert detail in found.cause.detail
+    if outcome == "stopped":
+        assert next(o.code for o in found.others) == "DR720"
+        ending = RunView(fake.run).poll().ending
+        assert ending is not None and (ending.text, ending.cause) == ("stopped by ann", "DR501")
+
+
+def test_one_rank_waits_in_no_collective(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other jobs kept its card at 100 %, cool, while it updated offloaded weights on the host."""
+    monkeypatch.setattr(state, "NAMED_SECONDS", 4.0)
+    monkeypatch.setattr(state, "STALL_SECONDS", 20.0)
+    fake = replay("offload-shared", 60, tmp_path / "a", monkeypatch, longer=15)
+    shot = RunView(fake.run).poll()
+    assert shot.state == "stalled" and shot.stall is not None
+    assert (shot.stall.kind, shot.stall.code, shot.stall.ranks) == ("offload", "DR202", (0,))
+    plain = replay("offload-shared", 60, tmp_path / "b", monkeypatch, longer=15)
+    config = json.loads(plain.run.config_path.read_text())
+    del config["zero_optimization"]["offload_optimizer"]
+    plain.run.config_path.write_text(json.dumps(config))
+    assert RunView(plain.run).poll().stall is None, "busy on its host, a busy card: it may well be working"
 
 
 @pytest.mark.parametrize("name", ["asleep", "never-came", "fewer-batches"])
