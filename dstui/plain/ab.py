@@ -40,6 +40,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--minutes", type=float, metavar="M", help=_("and at the latest after M minutes, loading included")
     )
     parser.add_argument(
+        "--total-minutes",
+        type=float,
+        metavar="M",
+        help=_("all of it in M minutes: no pair is begun that would take longer"),
+    )
+    parser.add_argument(
         "--breakdown",
         action="store_true",
         help=_(
@@ -103,6 +109,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
         order=args.order,
         steps=args.steps,
         minutes=args.minutes,
+        total_minutes=args.total_minutes,
         breakdown=args.breakdown,
         probe=not args.no_probe,
     )
@@ -183,7 +190,7 @@ def _tell_end(run_id: str, quiet: bool) -> None:
             return
         seconds = (done.get("ended_at") or 0) - (run.manifest.get("started_at") or 0)
         text = _("  run {id}: {state} after {time}").format(
-            id=run_id, state=store.state(run), time=duration(seconds if done else None)
+            id=run_id, state=store.state_word(store.state(run)), time=duration(seconds if done else None)
         )
         print(text, file=sys.stderr, flush=True)
     except DstuiError:
@@ -201,13 +208,13 @@ def _report(found: AbDir, args: argparse.Namespace) -> int:
         print(json.dumps({**compared.to_json(), "ab": about}, ensure_ascii=False, indent=2))
     else:
         print(table.shown(compared, args.format))
-    if state == "finished":
+    if state == "finished" and not data["problem"]:
         return Exit.OK
     done = min(len(found.runs(kind)) for kind in (0, 1))
     text = ngettext(
         "A/B {id} is {state}: compared is {n} pair of {all}",
         "A/B {id} is {state}: compared are {n} pairs of {all}",
         done,
-    ).format(id=found.id, state=state, n=done, all=data["pairs"])
+    ).format(id=found.id, state=store.state_word(state), n=done, all=data["pairs"])
     print(text + (f"; {data['problem']}" if data["problem"] else ""), file=sys.stderr)
-    return Exit.BAD
+    return Exit.OK if state == "finished" else Exit.BAD  # --total-minutes did what it was asked to

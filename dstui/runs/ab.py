@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import signal
 import subprocess
@@ -30,7 +31,7 @@ from dstui import paths
 from dstui.errors import DstuiError
 from dstui.i18n import _
 from dstui.runs import command as commands
-from dstui.runs import control, store
+from dstui.runs import control, pace, store
 from dstui.runs.compare import Column, Comparison, compare
 from dstui.runs.logout import kills_user_processes, systemd_run
 from dstui.runs.ops import extensions_root
@@ -57,7 +58,8 @@ _COMMS = {"enabled": True, "verbose": True, "prof_all": True, "debug": False}
 @dataclass(frozen=True)
 class Plan:
     """``specs``: the two kinds. ``steps``: end each run after so many (None: when the script ends). ``minutes``: and
-    at the latest after so many. ``breakdown``: one more run of each kind with DeepSpeed's timers on."""
+    at the latest after so many. ``total_minutes``: all of it; no pair is begun that would take longer.
+    ``breakdown``: one more run of each kind with DeepSpeed's timers on."""
 
     specs: tuple[RunSpec, RunSpec]
     labels: tuple[str, str]
@@ -65,6 +67,7 @@ class Plan:
     order: str = "abba"
     steps: int | None = None
     minutes: float | None = None
+    total_minutes: float | None = None
     breakdown: bool = False
     probe: bool = True
 
@@ -75,13 +78,14 @@ class Plan:
             raise DstuiError(_("--steps {n}: at least 1").format(n=self.steps))
         if self.minutes is not None and not self.minutes > 0:
             raise DstuiError(_("--minutes {n}: more than 0").format(n=self.minutes))
+        if self.total_minutes is not None and not self.total_minutes > 0:
+            raise DstuiError(_("--total-minutes {n}: more than 0").format(n=self.total_minutes))
 
-    def turns(self) -> Iterator[tuple[int, int]]:
-        """(kind 0 or 1, number of its pair) in order."""
+    def turns(self) -> Iterator[tuple[int, tuple[int, int]]]:
+        """(number of a pair, its kinds 0 and 1 in their order)."""
         for pair in range(self.pairs):
             first = pair % 2 if self.order == "abba" else 0
-            yield first, pair
-            yield 1 - first, pair
+            yield pair, (first, 1 - first)
 
     def to_json(self) -> dict[str, Any]:
         """All of it, secrets included: for the controller's stdin only."""
@@ -143,7 +147,8 @@ class AbDir:
         for entry in self.data["runs"]:
             if entry["kind"] == kind and entry["breakdown"] is breakdown:
                 run = RunDir(paths.runs_dir() / entry["run"])
-                if run.manifest_path.exists() and store.state(run) in ("finished", "stopped"):
+                state = store.state(run) if run.manifest_path.exists() else None
+                if state == "finished" or (state == "stopped" and pace.read(run).step_time is not None):
                     found.append((entry["pair"], run))
         return [run for _pair, run in sorted(found, key=lambda x: x[0])]
 
@@ -234,6 +239,7 @@ def begin(plan: Plan, *, environ: Mapping[str, str] | None = None) -> AbDir:
                 "order": plan.order,
                 "steps": plan.steps,
                 "minutes": plan.minutes,
+                "total_minutes": plan.total_minutes,
                 "breakdown": plan.breakdown,
                 "runs": [],
                 "host": place.host,
@@ -359,6 +365,21 @@ def with_timers(spec: RunSpec) -> RunSpec:
     return dataclasses.replace(spec, config_text=doc.edited(edits).text, steps_per_print=1)
 
 
+@dataclass(frozen=True)
+class Taken:
+    """What one run took, seconds: until its first step, and from there until the next run could start."""
+
+    kind: int
+    loading: float
+    rest: float
+
+
+def _taken(run: RunDir, kind: int, seconds: float) -> Taken:
+    first, began = pace.read(run).first_at, (run.exit or {}).get("started_at")
+    loading = min(max(0.0, first - began), seconds) if first and began else seconds
+    return Taken(kind, loading, seconds - loading)
+
+
 # -- the controller ---------------------------------------------------------------------------------------------
 
 
@@ -369,6 +390,8 @@ class Controller:
         self.ab, self.plan, self.environ = ab, plan, environ
         self.stopping = False
         self.failed: set[int] = set()
+        self.began = time.monotonic()
+        self.seconds: list[Taken] = []
         me = identify(os.getpid())
         assert me is not None
         self._put(controller={"pid": me.pid, "start_time": me.start})
@@ -376,12 +399,19 @@ class Controller:
     def run(self) -> None:
         """Until all is done, or there is no use in going on."""
         try:
-            for kind, pair in self.plan.turns():
-                if self.stopping or not self._useful(kind):
-                    continue
-                self._one(kind, pair, False)
+            in_time = True
+            for pair, kinds in self.plan.turns():
+                if not (in_time := self._time_for(kinds)):
+                    break
+                for kind in kinds:
+                    in_time = self._left() > 0
+                    if in_time and not self.stopping and self._useful(kind):
+                        self._one(kind, pair, False)
             if self.plan.breakdown and not self.stopping and not self.failed:
                 for kind in (0, 1):
+                    if not self._time_for((kind,)):
+                        in_time = False
+                        break
                     self._one(kind, 0, True)
         except DstuiError as e:
             hint = f" ({e.hint})" if e.hint else ""
@@ -392,7 +422,25 @@ class Controller:
         elif self.failed:
             self._end("failed", self._complaint())
         else:
-            self._end("finished", None)
+            text = _("the {n:g} minutes are up: no further run was started")
+            self._end("finished", None if in_time else text.format(n=self.plan.total_minutes))
+
+    def _left(self) -> float:
+        """Seconds until all has to be over."""
+        if self.plan.total_minutes is None:
+            return math.inf
+        return self.began + 60 * self.plan.total_minutes - time.monotonic()
+
+    def _time_for(self, kinds: Sequence[int]) -> bool:
+        """Whether a run of each of ``kinds`` would end in time. The very first one is always tried."""
+        if self.plan.total_minutes is None or not self.seconds:
+            return True
+        loading = min(t.loading for t in self.seconds)  # what the first run built is not built again
+        need = 0.0
+        for kind in kinds:
+            own = [t.rest for t in self.seconds if t.kind == kind]
+            need += loading + max(own or [t.rest for t in self.seconds])
+        return need <= self._left()
 
     def _useful(self, kind: int) -> bool:
         """A kind that failed is not tried again; of the other, one run tells what there is to tell."""
@@ -408,15 +456,17 @@ class Controller:
             return
         entry = {"run": run.id, "kind": kind, "pair": pair, "breakdown": breakdown}
         self._put(runs=[*self.ab.data["runs"], entry])
-        deadline = time.monotonic() + 60 * self.plan.minutes if self.plan.minutes else None
+        began = time.monotonic()
+        deadline = began + min(60 * self.plan.minutes if self.plan.minutes else math.inf, self._left())
         while store.state(run) in LIVE:
-            late = deadline is not None and time.monotonic() > deadline
-            if self._stop_asked() or late:
+            if self._stop_asked() or time.monotonic() > deadline:
                 control.stop(run, timeout=None)
                 break
             time.sleep(_POLL)
         if store.state(run) not in ("finished", "stopped") and not breakdown:
             self.failed.add(kind)
+        if self.plan.total_minutes is not None:
+            self.seconds.append(_taken(run, kind, time.monotonic() - began))
 
     def _spec(self, kind: int, pair: int, breakdown: bool) -> RunSpec:
         spec = self.plan.specs[kind]

@@ -19,6 +19,8 @@ import pytest
 from dstui.cli import main
 from dstui.errors import DstuiError
 from dstui.runs import ab, store
+from dstui.runs.ab import AbDir, Controller, Plan, Taken
+from dstui.runs.spec import RunSpec
 from dstui.runs.store import RunDir
 
 SCRIPT = """
@@ -254,3 +256,34 @@ def test_two_releases_build_ops_apart(
     folders = [r.manifest["env"]["TORCH_EXTENSIONS_DIR"] for r in runs]
     assert folders == [str(tmp_path / "ops" / f"deepspeed-{r}-torch-2.13.0") for r in ("0.19.8", "0.18.9")]
     assert any("releases of DeepSpeed" in w for w in data["warnings"])
+
+
+def controller(write: Write, total_minutes: float) -> Controller:
+    """One of an A/B that was never begun."""
+    spec = RunSpec(script="train.py")
+    plan = Plan(specs=(spec, spec), labels=("A", "B"), pairs=2, total_minutes=total_minutes)
+    folder = ab.home() / "made"
+    folder.mkdir(parents=True)
+    store.write_json(folder / "ab.json", {"schema_version": 1, "id": "made", "runs": []})
+    return Controller(AbDir(folder), plan, {})
+
+
+def test_no_pair_is_begun_that_would_take_too_long(write: Write) -> None:
+    """Of a further run the shortest loading counts, since what was built is there, and the steps of its own kind."""
+    c = controller(write, 10)
+    c.began -= 400  # 200 seconds are left
+    assert c._time_for((0, 1)), "the first run is always tried"
+    c.seconds = [Taken(0, 150, 40), Taken(1, 20, 90)]
+    assert c._time_for((0, 1)), "20 + 40 and 20 + 90"
+    c.seconds.append(Taken(1, 30, 130))
+    assert not c._time_for((0, 1)) and c._time_for((0,)) and c._time_for((1,)), "20 + 40 and 20 + 130"
+
+
+def test_the_time_is_up(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    quick, slow = write("quick.json", 0.02), write("slow.json", 0.02)
+    assert main(words(quick, slow, "--pairs", "3", "--total-minutes", "0.05", steps=100000)) == 2
+    data = ab.find().data
+    assert (data["state"], len(data["runs"])) == ("finished", 1), "one is begun, and ended at once"
+    shown = capsys.readouterr().err
+    assert "no run of B slow.json went through" in shown
+    assert "minutes are up: no further run was started" in shown

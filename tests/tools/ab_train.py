@@ -35,9 +35,10 @@ def main() -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     torch.manual_seed(1)
-    model = tiny_gpt.TinyGPT(
-        args.vocab, args.hidden, args.layers, max(1, args.hidden // 64), args.seq, checkpointing=False
-    )
+    with device:  # half a billion random numbers take seconds on one thread of a CPU
+        model = tiny_gpt.TinyGPT(
+            args.vocab, args.hidden, args.layers, max(1, args.hidden // 64), args.seq, checkpointing=False
+        )
     engine, _optimizer, _loader, _schedule = deepspeed.initialize(
         model=model, model_parameters=model.parameters(), config=args.deepspeed_config
     )

@@ -285,7 +285,7 @@ def test_orders() -> None:
     def turns(order: str, pairs: int) -> str:
         spec = RunSpec(script="x.py")
         plan = Plan(specs=(spec, spec), labels=("A", "B"), pairs=pairs, order=order)
-        return "".join("AB"[kind] for kind, _pair in plan.turns())
+        return "".join("AB"[kind] for _pair, kinds in plan.turns() for kind in kinds)
 
     assert turns("abba", 3) == "ABBAAB" and turns("abab", 3) == "ABABAB" and turns("abba", 1) == "AB"
 
