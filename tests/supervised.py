@@ -24,7 +24,10 @@ FACTS = Facts(gpus=(), interpreters=(Interpreter(sys.executable, "option", "3.11
 LAUNCHER = """
 import os, subprocess, sys, time
 ranks = [
-    subprocess.Popen([sys.executable, "-u", sys.argv[1]], env={**os.environ, "RANK": str(r), "LOCAL_RANK": str(r)})
+    subprocess.Popen(
+        [sys.executable, "-u", sys.argv[1]],
+        env={**os.environ, "RANK": str(r), "LOCAL_RANK": str(r), "WORLD_SIZE": "2"},
+    )
     for r in range(2)
 ]
 while True:  # as DeepSpeed's launch: the first bad rank ends the others
@@ -53,7 +56,7 @@ def begin(tmp_path: Path) -> Iterator[Callable[..., RunDir]]:
             wrapper = tmp_path / "python"
             wrapper.write_text(f"#!/bin/sh\nexec {sys.executable} -u launcher.py train.py\n")
             wrapper.chmod(0o755)
-            more |= {"python": str(wrapper), "launcher": "torchrun"}
+            more = {"num_gpus": 2, **more, "python": str(wrapper), "launcher": "torchrun"}
         spec = RunSpec("train.py", args, **{"launcher": "python", "cwd": str(tmp_path), **more})
         runs.append(start(spec, FACTS, preflight=False))
         return runs[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import sys
@@ -16,7 +17,7 @@ from dstui.runs import command as commands
 from dstui.runs import script as scripts
 from dstui.runs import store
 from dstui.runs.measured import STEPS
-from dstui.runs.preflight import Problem, preflight
+from dstui.runs.preflight import Problem, preflight, rank_problems
 from dstui.runs.spec import ENGINES, LAUNCHERS, RunSpec
 from dstui.runs.start import start
 from dstui.runs.store import RunDir
@@ -75,7 +76,9 @@ def add_spec_options(parser: argparse.ArgumentParser, *, twice: bool = False) ->
     parser.add_argument(
         "--num-gpus", "--ranks", dest="num_gpus", type=int, metavar="N", help=_("ranks on each node")
     )
-    parser.add_argument("--nodes", type=int, default=1, metavar="N", help=_("nodes of the hostfile to use"))
+    parser.add_argument(
+        "--nodes", type=int, metavar="N", help=_("nodes of the hostfile to use; default: all of them")
+    )
     parser.add_argument("--master-port", default="auto", metavar="N", help=_("default: a free port"))
     parser.add_argument("--hostfile", metavar="F", help=_("DeepSpeed's hostfile for several nodes"))
     parser.add_argument("--cwd", metavar="D", help=_("working directory of the training"))
@@ -139,7 +142,7 @@ def spec_of(args: argparse.Namespace) -> RunSpec:
         python=args.python,
         devices=tuple(d.strip() for d in args.devices.split(",") if d.strip()) if args.devices else None,
         num_gpus=args.num_gpus,
-        nodes=args.nodes,
+        nodes=1 if args.nodes is None else args.nodes,
         master_port=port,
         hostfile=args.hostfile,
         cwd=args.cwd,
@@ -153,11 +156,11 @@ def spec_of(args: argparse.Namespace) -> RunSpec:
         engine=args.engine or "plain",
         measure=STEPS if getattr(args, "measure", False) else None,
     )
+    if args.hostfile and args.nodes is None:
+        spec = dataclasses.replace(spec, nodes=len(commands.hosts(spec)))
     if args.engine is None:
         path = commands.script_path(spec)
         if path.is_file():
-            import dataclasses
-
             spec = dataclasses.replace(spec, engine=commands.guess_engine(scripts.look(path)))
     return spec
 
@@ -182,6 +185,8 @@ def begin(spec: RunSpec, facts: Facts, args: argparse.Namespace) -> RunDir | Non
                     json.dumps({"schema_version": 1, "run": None, "dir": None, "problems": as_json(problems)})
                 )
             return None
+    else:
+        show(tuple(dataclasses.replace(p, severity="warning") for p in rank_problems(spec, facts)))
     return start(spec, facts, preflight=False)
 
 

@@ -33,6 +33,7 @@ def summary(run: RunDir) -> dict[str, Any]:
             "engine",
             "launcher",
             "world_size",
+            "world_size_asked",
             "config",
             "started_at",
             "ended_at",
@@ -50,9 +51,8 @@ def summary(run: RunDir) -> dict[str, Any]:
         row |= _look(run)
     config = manifest.get("config") or {}
     ended = run.exit or {}
-    row |= {
-        k: manifest.get(k) for k in ("name", "kind", "host", "script", "engine", "world_size", "started_at")
-    }
+    names = ("name", "kind", "host", "script", "engine", "world_size", "world_size_asked", "started_at")
+    row |= {k: manifest.get(k) for k in names}
     row |= {"launcher": manifest.get("launcher_kind"), "config": config.get("source")}
     row |= {k: ended.get(k) for k in ("ended_at", "code", "signal")}
     return row
@@ -116,6 +116,9 @@ def table(rows: list[dict[str, Any]], now: float | None = None) -> str:
         cells = [pad(cell, w) for cell, w in zip(line, widths, strict=False)]
         out.append("  ".join([*cells, line[-1]]).rstrip())
     for row in rows:
+        if row.get("world_size_asked"):
+            text = _("{id}: {asked} ranks were asked for, the launcher started {n}")
+            out.append("  " + text.format(id=row["run"], asked=row["world_size_asked"], n=row["world_size"]))
         if row.get("stall"):
             out.append(f"  {row['run']}: {row['stall']['text']} ({row['stall']['code']})")
     return "\n".join(out)

@@ -20,7 +20,8 @@ from typing import Any
 
 from dstui.errors import DstuiError
 from dstui.facts.model import Facts, Gpu, Interpreter
-from dstui.i18n import _
+from dstui.facts.visible import select
+from dstui.i18n import _, ngettext
 from dstui.runs import answers, ranklogs
 from dstui.runs import script as scripts
 from dstui.runs.script import CONFIG_FLAGS, Look
@@ -118,19 +119,24 @@ def script_path(spec: RunSpec) -> Path:
 def devices_for(
     spec: RunSpec, facts: Facts, environ: Mapping[str, str] | None = None
 ) -> tuple[str, ...] | None:
-    """Devices of the run in order; None without GPUs (or when nothing is known about them)."""
+    """Devices of the run in order; None without GPUs, on the CPU, or when nothing is known about them."""
+    env = os.environ if environ is None else environ
+    if spec.env.get("DS_ACCELERATOR", env.get("DS_ACCELERATOR")) == "cpu":
+        return None
     if spec.devices is not None:
         names = {gpu.uuid: device_name(gpu) for gpu in facts.gpus or ()}
         return tuple(names.get(d, d) for d in spec.devices)
+    if facts.gpus == ():
+        return None
     if "CUDA_VISIBLE_DEVICES" in spec.env:
-        named = tuple(d.strip() for d in spec.env["CUDA_VISIBLE_DEVICES"].split(",") if d.strip())
+        text = spec.env["CUDA_VISIBLE_DEVICES"]
     elif facts.gpus:
-        named = tuple(device_name(gpu) for gpu in facts.gpus)
+        text = ",".join(device_name(gpu) for gpu in facts.gpus)
     else:
-        env = os.environ if environ is None else environ
-        named = tuple(d.strip() for d in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if d.strip())
-        if facts.gpus is not None or not named:
-            return None
+        text = env.get("CUDA_VISIBLE_DEVICES", "")
+    named = tuple(d.strip() for d in text.split(",") if d.strip())
+    if not named:
+        return None
     return named[: spec.num_gpus] if spec.num_gpus else named
 
 
@@ -146,15 +152,95 @@ def ranks_for(spec: RunSpec, devices: tuple[str, ...] | None) -> int:
     return len(devices) if devices else 1
 
 
-def world_size(spec: RunSpec, facts: Facts) -> int:
-    return ranks_for(spec, devices_for(spec, facts)) * spec.nodes
+_HOST = re.compile(r"^(\S+)\s+slots=(\d+)")  # launcher/runner.py _parse_hostfile, 0.9.5-0.19.8
 
 
-def choose_launcher(spec: RunSpec, interpreter: Interpreter | None, devices: tuple[str, ...] | None) -> str:
+def hosts(spec: RunSpec) -> tuple[tuple[str, int], ...]:
+    """Name and slots of each node of the hostfile, as DeepSpeed's launcher reads it; () without a hostfile.
+
+    Raises Refused for a file that it would not take.
+    """
+    if not spec.hostfile:
+        return ()
+    path = working_directory(spec) / Path(spec.hostfile).expanduser()
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        raise Refused(
+            "no-hostfile",
+            _("{path}: no such hostfile").format(path=path),
+            _("one line a node: NAME slots=GPUS"),
+        ) from None
+    except OSError as e:
+        raise Refused("no-hostfile", _("{path}: {cause}").format(path=path, cause=e.strerror or e)) from e
+    found: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        m = _HOST.search(line)
+        if m is None or m.group(1) in found:
+            raise Refused(
+                "hostfile-broken",
+                _("{path}:{line}: DeepSpeed's launcher refuses this line: {text}").format(
+                    path=path, line=number, text=line
+                ),
+                _("one line a node: NAME slots=GPUS"),
+            )
+        found[m.group(1)] = int(m.group(2))
+    if not found:
+        raise Refused(
+            "hostfile-broken",
+            _("{path}: names no node").format(path=path),
+            _("one line a node: NAME slots=GPUS"),
+        )
+    return tuple(found.items())
+
+
+def ranks_of_nodes(spec: RunSpec, devices: tuple[str, ...] | None) -> tuple[int, ...]:
+    """Ranks on each node. Raises Refused without a hostfile that names as many nodes as asked for."""
+    known = hosts(spec)
+    if not known and spec.nodes > 1:
+        raise Refused(
+            "no-hostfile",
+            _("{n} nodes without a hostfile").format(n=spec.nodes),
+            _("give --hostfile FILE with one line a node: NAME slots=GPUS"),
+        )
+    if not known:
+        return (1 if spec.launcher == "python" else ranks_for(spec, devices),)
+    if spec.nodes > len(known):
+        raise Refused(
+            "more-nodes-than-hosts",
+            _("{n} nodes asked for, the hostfile names {known}").format(n=spec.nodes, known=len(known)),
+            _("give --nodes {n} or fewer, or add lines to {path}").format(n=len(known), path=spec.hostfile),
+        )
+    return tuple(spec.num_gpus or slots for _name, slots in known[: spec.nodes])
+
+
+def as_seen(spec: RunSpec, facts: Facts) -> Facts:
+    """``facts`` without GPUs where the run's own ``CUDA_VISIBLE_DEVICES`` (``--env``) hides them all."""
+    value = spec.env.get("CUDA_VISIBLE_DEVICES")
+    if value is None or not facts.gpus or (value.strip() and not value.strip().startswith("-")):
+        return facts
+    _none, remark = select(value, facts.gpus)
+    unknown = {**facts.unknown, "visible_devices": remark or ""}
+    return dataclasses.replace(facts, gpus=(), visible_devices=value, unknown=unknown)
+
+
+def hides_gpus(facts: Facts) -> bool:
+    """Whether there are GPUs here that ``CUDA_VISIBLE_DEVICES`` hides, every one of them."""
+    return facts.gpus == () and "visible_devices" in facts.unknown
+
+
+def choose_launcher(
+    spec: RunSpec, interpreter: Interpreter | None, devices: tuple[str, ...] | None, facts: Facts
+) -> str:
     """The spec's, else the engine's own, else ``deepspeed``; torchrun where DeepSpeed's launcher cannot.
 
     ``deepspeed`` turns device names into ints (UUIDs and MIG ids end in ValueError), and works with
-    N gloo ranks on a machine without GPUs (``--num_gpus N``; run with 0.19.8).
+    N gloo ranks on a machine without GPUs (``--num_gpus N``; run with 0.19.8). It gives each rank
+    ``CUDA_VISIBLE_DEVICES=0..N-1`` whatever the caller set, "" and -1 included (launcher/launch.py; run with 0.19.8):
+    cards that the caller hid would be seen again.
     """
     if spec.launcher is not None:
         check_launcher(spec)
@@ -163,6 +249,8 @@ def choose_launcher(spec: RunSpec, interpreter: Interpreter | None, devices: tup
         return spec.engine
     if devices and not all(d.isdigit() for d in devices):
         return "torchrun"
+    if hides_gpus(facts) and not spec.hostfile:
+        return "torchrun"
     if interpreter is not None and interpreter.deepspeed is None and interpreter.torch is not None:
         return "torchrun"
     return "deepspeed"
@@ -170,6 +258,12 @@ def choose_launcher(spec: RunSpec, interpreter: Interpreter | None, devices: tup
 
 def check_launcher(spec: RunSpec) -> None:
     """Raises Refused where the launcher that was asked for cannot start this run."""
+    if spec.devices is not None and "CUDA_VISIBLE_DEVICES" in spec.env:
+        raise Refused(
+            "two-device-lists",
+            _("two lists of devices: --devices, and CUDA_VISIBLE_DEVICES in --env"),
+            _("give one of them"),
+        )
     if spec.launcher in ("llamafactory", "swift") and spec.engine != spec.launcher:
         raise Refused(
             "launcher-of-another-engine",
@@ -184,6 +278,33 @@ def check_launcher(spec: RunSpec) -> None:
             "python-starts-one-rank",
             _("{n} ranks: the launcher 'python' starts one").format(n=asked),
             _("use --launcher torchrun or deepspeed"),
+        )
+
+
+def check_ranks(launcher: str, per_node: int, devices: tuple[str, ...] | None) -> None:
+    """Raises Refused where DeepSpeed's launcher would start fewer ranks than asked for.
+
+    ``--include`` starts one rank a device, and a device that is named twice counts once (launcher/runner.py
+    parse_node_config_list, _stable_remove_duplicates). ``--num_gpus N`` starts N whatever is there (0.9.5-0.19.8),
+    but on cards 0..N-1, which may not be those that the caller left visible.
+    """
+    if launcher != "deepspeed" or not devices:
+        return
+    if len(set(devices)) < len(devices):
+        raise Refused(
+            "device-twice",
+            _("a device is named twice: {names}").format(names=",".join(devices)),
+            _("NCCL refuses two ranks on one GPU"),
+        )
+    if per_node > len(devices):
+        raise Refused(
+            "more-ranks-than-devices",
+            ngettext("{ranks} ranks on {n} GPU", "{ranks} ranks on {n} GPUs", len(devices)).format(
+                ranks=per_node, n=len(devices)
+            ),
+            _("DeepSpeed's launcher starts one rank a GPU: give --num-gpus {n} or fewer").format(
+                n=len(devices)
+            ),
         )
 
 
@@ -448,14 +569,27 @@ def build(
     """The command of ``spec`` on this machine for the run directory ``folder``. Raises DstuiError."""
     env = os.environ if environ is None else environ
     spec = adopt_config_from_arguments(spec)
+    facts = as_seen(spec, facts)
     interpreter = interpreter_for(spec, facts)
     python = python_for(spec, facts)
     cwd, script = working_directory(spec), script_path(spec)
+    check_launcher(spec)
     devices = devices_for(spec, facts, env)
-    per_node = ranks_for(spec, devices)
-    if devices is not None:
-        devices = devices[:per_node]
-    launcher = choose_launcher(spec, interpreter, devices)
+    launcher = choose_launcher(spec, interpreter, devices, facts)
+    if (spec.nodes > 1 or spec.hostfile) and launcher != "deepspeed":
+        raise Refused(
+            "nodes-need-deepspeed",
+            _("{n} nodes: only the deepspeed launcher starts other nodes").format(n=spec.nodes),
+            _("use --launcher deepspeed --hostfile FILE"),
+        )
+    nodes = ranks_of_nodes(spec, devices)
+    per_node = max(nodes)
+    if spec.hostfile:
+        devices = None  # other nodes' cards; the launcher takes the first slots of each
+    else:
+        check_ranks(launcher, per_node, devices)
+        if devices is not None and launcher != "python":
+            devices = devices[:per_node]
     port = free_port(taken_ports) if spec.master_port == "auto" else spec.master_port
     look = scripts.look(script) if launcher != "swift" else Look()
     how, options = how_config_reaches(spec, look)
@@ -504,13 +638,6 @@ def build(
     else:
         added.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         argv = [python, "-u", target, *args]
-        per_node = 1
-    if spec.nodes > 1 and launcher != "deepspeed":
-        raise Refused(
-            "nodes-need-deepspeed",
-            _("{n} nodes: only the deepspeed launcher starts other nodes").format(n=spec.nodes),
-            _("use --launcher deepspeed --hostfile FILE"),
-        )
     added.update(spec.env)
     return Command(
         argv=tuple(argv),
@@ -519,7 +646,7 @@ def build(
         launcher=launcher,
         python=python,
         ranks_per_node=per_node,
-        world_size=per_node * spec.nodes,
+        world_size=sum(nodes),
         devices=devices,
         master_port=port,
         files=files,
@@ -548,8 +675,9 @@ def _deepspeed(
     argv = [python, "-m", "deepspeed.launcher.runner"]
     if spec.hostfile:
         argv += ["--hostfile", str(working_directory(spec) / Path(spec.hostfile).expanduser())]
-        if spec.nodes > 1 or spec.num_gpus:
-            argv += ["--num_nodes", str(spec.nodes), "--num_gpus", str(per_node)]
+        argv += ["--num_nodes", str(spec.nodes)]
+        if spec.num_gpus:
+            argv += ["--num_gpus", str(spec.num_gpus)]  # else each node's own slots
     else:
         if facts.scheduler.hostfile or Path("/job/hostfile").is_file():
             argv += ["--hostfile", os.devnull]  # the default file would make it a multi-node run
@@ -590,7 +718,7 @@ def _environment(
             added["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
         if all(d.isdigit() for d in devices):
             added["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order in which the facts number the cards
-    elif facts.gpus == ():
+    elif facts.gpus == () and not spec.hostfile:
         default("DS_ACCELERATOR", "cpu")
         cores = facts.host.cores_usable or facts.host.cores
         if cores:

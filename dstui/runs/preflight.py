@@ -58,6 +58,7 @@ def preflight(
     Takes well under 0.1 s without rules; nothing is imported from the training interpreter.
     """
     env = os.environ if environ is None else environ
+    facts = commands.as_seen(spec, facts)
     found: list[Problem] = []
     try:
         spec = commands.adopt_config_from_arguments(spec)
@@ -85,6 +86,15 @@ def preflight(
             )
         )
     return tuple(sorted(found, key=lambda p: p.severity != "error"))
+
+
+def rank_problems(
+    spec: RunSpec, facts: Facts, *, environ: Mapping[str, str] | None = None
+) -> tuple[Problem, ...]:
+    """Where fewer ranks or other devices than asked for are here: what is said even without a preflight."""
+    env = os.environ if environ is None else environ
+    found = _devices(spec, commands.as_seen(spec, facts), env)
+    return tuple(p for p in found if p.code not in ("device-busy", "accelerate-on-cpu"))
 
 
 def _of(e: Refused) -> Problem:
@@ -251,7 +261,7 @@ def _config(spec: RunSpec, facts: Facts, env: Mapping[str, str]) -> Iterator[Pro
         except DstuiError as e:
             yield Problem("config-unreadable", "error", e.message, e.hint or "")
             return
-        yield from _rules(doc, spec, facts, it)
+        yield from _rules(doc, spec, facts, it, env)
     yield from _toolchain(data, facts, it, env)
     yield from _locks(data, facts, it, {**env, **spec.env})
     yield from _nvme(data)
@@ -267,11 +277,16 @@ RULE_ENGINES: Mapping[str, Engine] = {
 """Engine of a run -> who reads its config, for the rules."""
 
 
-def _rules(doc: Document, spec: RunSpec, facts: Facts, it: Interpreter | None) -> Iterator[Problem]:
+def _rules(
+    doc: Document, spec: RunSpec, facts: Facts, it: Interpreter | None, env: Mapping[str, str]
+) -> Iterator[Problem]:
     """What the installed release does with the config. Without a known release nothing is said."""
     if it is None or it.deepspeed is None:
         return
-    ranks = commands.ranks_for(spec, commands.devices_for(spec, facts)) * spec.nodes
+    try:
+        ranks = sum(commands.ranks_of_nodes(spec, commands.devices_for(spec, facts, env)))
+    except Refused:  # said where devices are looked at
+        return
     context = Context(
         release=it.deepspeed,
         release_from="interpreter",
@@ -428,22 +443,11 @@ def _delete_later(lock: Lock) -> str:
 def _devices(spec: RunSpec, facts: Facts, env: Mapping[str, str]) -> Iterator[Problem]:
     devices = commands.devices_for(spec, facts, env)
     ranks = commands.ranks_for(spec, devices)
-    if spec.nodes > 1 and not spec.hostfile:
-        yield Problem(
-            "no-hostfile",
-            "error",
-            _("{n} nodes without a hostfile").format(n=spec.nodes),
-            _("give --hostfile FILE with one line a node: NAME slots=GPUS"),
-        )
+    try:
+        commands.ranks_of_nodes(spec, devices)
+    except Refused as e:
+        yield _of(e)
     if spec.hostfile:
-        path = commands.working_directory(spec) / Path(spec.hostfile).expanduser()
-        if not path.is_file():
-            yield Problem(
-                "no-hostfile",
-                "error",
-                _("{path}: no such hostfile").format(path=path),
-                _("one line a node: NAME slots=GPUS"),
-            )
         return  # the other nodes' cards are not known here
     on_cpu = facts.gpus == () or env.get("DS_ACCELERATOR") == "cpu"
     if on_cpu and spec.engine == "accelerate" and ranks > 1:
@@ -457,6 +461,7 @@ def _devices(spec: RunSpec, facts: Facts, env: Mapping[str, str]) -> Iterator[Pr
             ).format(n=ranks),
             _("give --num-gpus 1, or use a machine with GPUs"),
         )
+    yield from _hidden(spec, facts)
     if facts.gpus is None or env.get("DS_ACCELERATOR") == "cpu":
         return
     if not facts.gpus:
@@ -514,6 +519,40 @@ def _devices(spec: RunSpec, facts: Facts, env: Mapping[str, str]) -> Iterator[Pr
                 if free
                 else _("wait for it, or expect less memory than estimated"),
             )
+
+
+def _hidden(spec: RunSpec, facts: Facts) -> Iterator[Problem]:
+    """``CUDA_VISIBLE_DEVICES`` leaves fewer cards than it names, or none."""
+    remark = facts.unknown.get("visible_devices")
+    if remark is None or spec.devices is not None:
+        return
+    value = (facts.visible_devices or "").strip()
+    if facts.gpus:
+        yield Problem(
+            "fewer-visible-devices",
+            "error",
+            remark,
+            _("correct CUDA_VISIBLE_DEVICES, or choose the cards with --devices"),
+        )
+        return
+    meant = not value or value.startswith("-")
+    yield Problem(
+        "gpus-hidden",
+        "warning" if meant else "error",
+        _("{why}; this run would train on the CPU").format(why=remark),
+        _("unset CUDA_VISIBLE_DEVICES to train on the GPUs")
+        if meant
+        else _("correct CUDA_VISIBLE_DEVICES; for the CPU set it to -1"),
+    )
+    if spec.launcher == "deepspeed":
+        yield Problem(
+            "gpus-shown-again",
+            "error",
+            _(
+                "DeepSpeed's launcher sets CUDA_VISIBLE_DEVICES anew: the ranks would see the hidden GPUs again"
+            ),
+            _("use --launcher torchrun"),
+        )
 
 
 def _owner(pid: int, user: str | None, name: str | None, memory: int | None) -> str:

@@ -100,6 +100,8 @@ class RunSpec:
             step_pattern(self.progress)
         if self.measure is not None and self.measure < 1:
             raise DstuiError(_("--steps {n}: at least 1").format(n=self.measure))
+        if self.nodes < 1:
+            raise DstuiError(_("a run needs at least one node"), _("give --nodes 1 or more"))
         if self.num_gpus is not None and self.num_gpus < 1:
             raise DstuiError(_("a run needs at least one rank"), _("give --num-gpus 1 or more"))
 

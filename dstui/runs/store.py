@@ -82,7 +82,16 @@ def read_json(path: Path) -> dict[str, Any] | None:
 _NUMBER, _TABLE, _ROW = (int, float), (dict,), (list,)
 _MANIFEST: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(
-        ("created_at", "started_at", "world_size", "ranks_per_node", "nodes", "master_port"), _NUMBER
+        (
+            "created_at",
+            "started_at",
+            "world_size",
+            "world_size_asked",
+            "ranks_per_node",
+            "nodes",
+            "master_port",
+        ),
+        _NUMBER,
     ),
     **dict.fromkeys(
         ("spec", "env", "env_caller", "config", "git", "versions", "facts", "prediction"), _TABLE

@@ -533,6 +533,17 @@ class Supervisor:
             w.belongs = number
         else:
             self.set_rank(w, number)
+            self.see_world(env.get("WORLD_SIZE", ""))
+
+    def see_world(self, text: str) -> None:
+        """How many ranks the launcher really made of what it was told; the manifest then says that number."""
+        asked = self.manifest.get("world_size")
+        if not text.isdigit() or int(text) == asked or "world_size_asked" in self.manifest:
+            return
+        self.manifest |= {"world_size": int(text), "world_size_asked": asked}
+        self.event("world_size", asked=asked, seen=int(text))
+        with contextlib.suppress(OSError):
+            store.write_json(self.run.manifest_path, self.manifest)
 
     @staticmethod
     def zombie_code(process: Process) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import socket
 from pathlib import Path
@@ -112,6 +113,7 @@ def test_no_deepspeed_means_torchrun(work: Path) -> None:
 
 
 def test_hostfile(work: Path) -> None:
+    (work / "hosts").write_text("a slots=8\nb slots=8\n")
     c = make(work, facts(2), hostfile="hosts", nodes=2, num_gpus=2, **CONFIG)
     assert c.argv[3:9] == ("--hostfile", str(work / "hosts"), "--num_nodes", "2", "--num_gpus", "2")
     assert c.world_size == 4
@@ -329,3 +331,80 @@ def test_the_source_of_a_run_s_config_is_a_file_that_holds_it(tmp_path: Path) ->
     assert _source(spec) == str(tmp_path / "ds.json")
     assert _source(RunSpec("t.py", cwd=str(tmp_path), config_source="ds.json")) == str(tmp_path / "ds.json")
     assert _source(RunSpec("t.py", cwd=str(tmp_path))) is None
+
+
+# -- ranks asked for and ranks there ------------------------------------------------------------------------
+
+
+def test_deepspeed_never_gets_fewer_ranks_than_asked(work: Path) -> None:
+    """--include makes one rank a device: 3 ranks on 2 cards would quietly be 2, with a manifest that says 3."""
+    for more in ({"num_gpus": 3}, {"devices": ("0", "1"), "num_gpus": 3}):
+        with pytest.raises(Refused) as e:
+            make(work, facts(2), **more, **CONFIG)
+        assert e.value.problem == "more-ranks-than-devices"
+        assert "3 ranks" in e.value.message and "2 GPUs" in e.value.message
+    with pytest.raises(Refused) as e:
+        make(work, facts(4), devices=("1", "1"), **CONFIG)
+    assert e.value.problem == "device-twice"
+    c = make(
+        work, facts(2), launcher="torchrun", num_gpus=3, **CONFIG
+    )  # it starts three; the third says why not
+    assert c.argv[c.argv.index("--nproc_per_node") + 1] == "3" and c.world_size == 3
+    c = make(work, facts(4), devices=("3", "1", "0"), num_gpus=2, **CONFIG)
+    assert c.argv[4] == "localhost:3,1" and c.world_size == 2
+
+
+def test_hosts_of_a_hostfile(work: Path) -> None:
+    (work / "uneven").write_text("# mine\n\na slots=8\nb   slots=4\nc slots=2\n")
+    c = make(work, facts(1), hostfile="uneven", nodes=3, **CONFIG)
+    assert (c.world_size, c.ranks_per_node) == (14, 8)
+    assert "--num_gpus" not in c.argv  # each node has its own slots, whatever is here
+    assert make(work, facts(1), hostfile="uneven", nodes=2, **CONFIG).world_size == 12
+    assert make(work, facts(1), hostfile="uneven", nodes=2, num_gpus=3, **CONFIG).world_size == 6
+    for text, nodes, problem, words in (
+        ("a slots=8\n", 2, "more-nodes-than-hosts", "2 nodes"),
+        ("a slots=8\na slots=8\n", 1, "hostfile-broken", ":2"),
+        ("a\n", 1, "hostfile-broken", ":1"),
+        ("# none\n", 1, "hostfile-broken", "no node"),
+    ):
+        (work / "bad").write_text(text)
+        with pytest.raises(Refused) as e:
+            make(work, facts(1), hostfile="bad", nodes=nodes, **CONFIG)
+        assert e.value.problem == problem and words in e.value.message
+    with pytest.raises(Refused) as e:
+        make(work, facts(1), nodes=2, **CONFIG)
+    assert e.value.problem == "no-hostfile"
+
+
+def hidden(value: str, remark: str = "hidden") -> Facts:
+    return dataclasses.replace(facts(0), visible_devices=value, unknown={"visible_devices": remark})
+
+
+@pytest.mark.parametrize("value", ["", "-1", "3,4"])
+def test_hidden_gpus_are_not_shown_again(work: Path, value: str) -> None:
+    """DeepSpeed's launcher gives each rank CUDA_VISIBLE_DEVICES=0..N-1; torchrun leaves it as it is."""
+    env = {"PATH": "", "CUDA_VISIBLE_DEVICES": value}
+    c = make(work, hidden(value), num_gpus=2, env=env, **CONFIG)
+    assert c.launcher == "torchrun" and c.world_size == 2 and c.devices is None
+    assert "CUDA_VISIBLE_DEVICES" not in c.env and c.env["DS_ACCELERATOR"] == "cpu"
+
+
+@pytest.mark.parametrize("value", ["", "-1"])
+def test_gpus_hidden_for_this_run_alone(work: Path, value: str) -> None:
+    spec = RunSpec("plain.py", cwd=str(work), num_gpus=2, env={"CUDA_VISIBLE_DEVICES": value}, **CONFIG)
+    c = build(spec, facts(2), work / "run", environ={"PATH": ""})
+    assert c.launcher == "torchrun" and c.devices is None and c.env["DS_ACCELERATOR"] == "cpu"
+    assert c.env["CUDA_VISIBLE_DEVICES"] == value
+
+
+def test_the_cpu_accelerator_counts_no_cards(work: Path) -> None:
+    """Its device_count is the number of NUMA nodes: --include localhost:0,1 would be refused (runner.py, 0.19.7 on)."""
+    c = make(work, facts(2), num_gpus=2, env={"PATH": "", "DS_ACCELERATOR": "cpu"}, **CONFIG)
+    assert c.argv[3:5] == ("--num_gpus", "2") and c.devices is None
+
+
+def test_two_lists_of_devices(work: Path) -> None:
+    spec = RunSpec("plain.py", cwd=str(work), devices=("0",), env={"CUDA_VISIBLE_DEVICES": "1"}, **CONFIG)
+    with pytest.raises(Refused) as e:
+        build(spec, facts(2), work / "run", environ={"PATH": ""})
+    assert e.value.problem == "two-device-lists"

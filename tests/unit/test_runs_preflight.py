@@ -13,10 +13,11 @@ import pytest
 
 from dstui.errors import Exit
 from dstui.facts.model import Facts, Gpu, GpuProcess, Host, Interpreter, Scheduler, Toolchain
+from dstui.facts.visible import select
 from dstui.runs import logout
 from dstui.runs import preflight as module
 from dstui.runs.ops import find_locks, ops_needed
-from dstui.runs.preflight import Problem, op_is_built, port_owner, preflight, worst
+from dstui.runs.preflight import Problem, op_is_built, port_owner, preflight, rank_problems, worst
 from dstui.runs.spec import RunSpec
 from dstui.runs.start import PreflightFailed, start
 from dstui.runs.store import list_runs
@@ -199,6 +200,46 @@ def test_devices(work: Path) -> None:
     assert "0, 1" in look(work, where, devices=("7",))["no-such-device"].hint
     assert "2" in look(work, where, num_gpus=4)["more-ranks-than-devices"].hint
     assert "device-twice" in look(work, where, devices=("1", "1"))
+
+
+def test_devices_that_are_hidden(work: Path) -> None:
+    cards = (Gpu(0, uuid="GPU-a", processes=()), Gpu(1, uuid="GPU-b", processes=()))
+
+    def visible(value: str) -> Facts:
+        chosen, remark = select(value, cards)
+        unknown = {"visible_devices": remark} if remark else {}
+        return dataclasses.replace(facts(work, tuple(chosen)), visible_devices=value, unknown=unknown)
+
+    assert look(work, visible("1")) == {}
+    for value in ("", "-1"):
+        found = look(work, visible(value))
+        assert set(found) == {"gpus-hidden"} and found["gpus-hidden"].severity == "warning"
+        assert "CPU" in found["gpus-hidden"].message
+        assert look(work, visible(value), launcher="deepspeed")["gpus-shown-again"].severity == "error"
+    found = look(work, visible("3,4"))["gpus-hidden"]
+    assert found.severity == "error" and "3" in found.message
+    found = look(work, visible("0,5"))["fewer-visible-devices"]
+    assert found.severity == "error" and "5" in found.message
+    assert look(work, visible("0,5"), devices=("0",)) == {}
+    hidden = preflight(
+        RunSpec("train.py", cwd=str(work), config=GOOD, env={"CUDA_VISIBLE_DEVICES": ""}),
+        facts(work, cards),
+        environ={"PATH": "/usr/bin"},
+    )
+    assert ("gpus-hidden", "warning") in {(p.code, p.severity) for p in hidden}
+
+
+def test_what_is_said_without_preflight(work: Path) -> None:
+    where = facts(work, (Gpu(0, uuid="GPU-a", processes=()), Gpu(1, uuid="GPU-b", processes=())))
+    spec = RunSpec("train.py", cwd=str(work), config=GOOD, launcher="torchrun")
+
+    def said(**more: Any) -> list[str]:
+        return [p.code for p in rank_problems(dataclasses.replace(spec, **more), where, environ={})]
+
+    assert said() == said(num_gpus=1) == said(devices=("1",)) == []
+    assert said(num_gpus=3) == ["more-ranks-than-devices"]
+    assert said(devices=("0", "5")) == ["no-such-device"]
+    assert said(nodes=2) == ["no-hostfile"]
 
 
 def test_busy_port_names_its_owner(work: Path) -> None:

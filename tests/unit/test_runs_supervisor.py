@@ -16,6 +16,7 @@ import pytest
 
 from dstui.errors import DstuiError
 from dstui.plain import logs
+from dstui.plain.runs import summary, table
 from dstui.runs import store
 from dstui.runs.adopt import adopt, adopt_lost
 from dstui.runs.control import stop
@@ -64,6 +65,21 @@ def test_each_ranks_code_is_seen_though_the_launcher_hides_it(begin: Callable[..
     assert [r["rank"] for r in last["ranks"]] == [0, 1] and last["ranks"][1]["code"] == -9
     assert last["ranks"][0]["code"] in (-15, None)  # its launcher may reap it before anyone can look
     assert "rank 1 killed by SIGKILL" in last["reason"]
+
+
+def test_the_world_that_the_launcher_made_counts(begin: Callable[..., RunDir]) -> None:
+    """Asked for three ranks, the launcher makes two: the manifest, the list and the monitor say two."""
+    run = begin("import time; time.sleep(60)", ranks=True, num_gpus=3)
+    until(lambda: run.manifest["world_size"] == 2)
+    assert run.manifest["world_size_asked"] == 3
+    view = RunView(run)
+    assert view.poll().world_size == 2
+    view.close()
+    row = summary(run)
+    assert (row["world_size"], row["world_size_asked"]) == (2, 3)
+    assert "3 ranks were asked for, the launcher started 2" in table([row])
+    until(lambda: events(run).count("rank") == 2)
+    assert events(run).count("world_size") == 1
 
 
 def test_the_launchers_word_counts_when_a_rank_was_too_quick(begin: Callable[..., RunDir]) -> None:
