@@ -185,7 +185,7 @@ def _tell_end(run_id: str, quiet: bool) -> None:
     try:
         run = store.find_run(run_id)
         done = run.exit or {}
-        if not done and store.state(run) in ab.LIVE:
+        if not done and store.state(run) in store.LIVE:
             print(_("  run {id} goes on").format(id=run_id), file=sys.stderr, flush=True)
             return
         seconds = (done.get("ended_at") or 0) - (run.manifest.get("started_at") or 0)

@@ -225,7 +225,7 @@ def announce(started: RunDir, args: argparse.Namespace) -> int:
 def wait(started: RunDir, quiet: bool = False) -> int:
     """Until the run is over: 0 finished, 1 otherwise. Ctrl+C leaves it running (130)."""
     try:
-        while store.state(started) in ("starting", "running", "stalled"):
+        while store.state(started) in store.LIVE:
             time.sleep(0.2)
     except KeyboardInterrupt:
         print(

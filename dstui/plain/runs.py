@@ -95,7 +95,7 @@ def table(rows: list[dict[str, Any]], now: float | None = None) -> str:
     lines: list[tuple[str, ...]] = [head]
     for row in rows:
         begun = row["started_at"] or row["created_at"]
-        living = row["state"] in ("starting", "running", "stalled")
+        living = row["state"] in store.LIVE
         end = now if living else row["ended_at"]
         name = row["name"] or (PurePath(row["script"]).name if row["script"] else row["problem"] or "")
         if row.get("kind") == "trial" and name != "trial":

@@ -122,7 +122,7 @@ def _follow(run: RunDir, steps: int) -> None:
     """Until it is over; a line on stderr whenever the phase or the step changes."""
     shown = ""
     on_terminal = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-    while store.state(run) in ("starting", "running", "stalled"):
+    while store.state(run) in store.LIVE:
         text = _progress(run, steps)
         if text != shown:
             shown = text
@@ -153,7 +153,7 @@ def _progress(run: RunDir, steps: int) -> str:
 
 def _report(run: RunDir, args: argparse.Namespace) -> int:
     state = store.state(run)
-    if state in ("starting", "running", "stalled"):
+    if state in store.LIVE:
         raise DstuiError(
             _("run {id} still runs").format(id=run.id), _("join it: dstui watch {id}").format(id=run.id)
         )

@@ -10,6 +10,7 @@ import sys
 import time
 from typing import Any
 
+from dstui import paths
 from dstui.errors import DstuiError, Exit
 from dstui.i18n import _
 from dstui.plain.which import run_to_read
@@ -19,7 +20,7 @@ from dstui.runs.alerts import Alert
 from dstui.runs.causes import CHECKPOINTS
 from dstui.runs.stacks import Stacks, dump
 from dstui.runs.state import Phase
-from dstui.runs.store import RunDir, state_word
+from dstui.runs.store import LIVE, RunDir, state, state_word
 from dstui.runs.view import RunView, Snapshot
 from dstui.units import duration, gib
 
@@ -77,9 +78,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _replay(target: RunDir, args: argparse.Namespace) -> int:
     speed = 1.0 if args.speed is None else args.speed
-    view = replay.ReplayView(target, speed)
     if args.once:
         raise DstuiError(_("--once shows one moment: leave out --replay"))
+    if target.path.parent == paths.runs_dir() and state(target) in LIVE:
+        raise DstuiError(
+            _("the run goes on: it can be played back once it has ended"),
+            _("join it: dstui watch {id}").format(id=target.id),
+        )
+    view = replay.ReplayView(target, speed)
     if not args.plain and not args.json and full_screen_possible():
         import importlib
 

@@ -39,7 +39,7 @@ from dstui.runs.preflight import preflight, worst
 from dstui.runs.processes import Place, Process, alive, here, identify
 from dstui.runs.spec import RunSpec
 from dstui.runs.start import PreflightFailed, await_answer, start
-from dstui.runs.store import RunDir, write_json
+from dstui.runs.store import LIVE, RunDir, write_json
 
 SCHEMA_VERSION = 1
 ORDERS = ("abba", "abab")
@@ -49,7 +49,6 @@ MEASURED_STEPS = 5000
 """Steps that the probe measures where the script ends by itself."""
 FREE_SECONDS = 120.0
 """How long the cards of the run before may take to be free."""
-LIVE = ("starting", "running", "stalled")
 _POLL = 0.5
 _COMMS = {"enabled": True, "verbose": True, "prof_all": True, "debug": False}
 """``verbose`` prints each operation; without it a script would have to call ``deepspeed.comm.log_summary()``."""

@@ -163,7 +163,7 @@ def refuse_living(run: RunDir) -> None:
         state = store.state(run)
     except DstuiError:
         state = "lost"  # damaged: only its processes can tell
-    if state in ("starting", "running", "stalled"):
+    if state in store.LIVE:
         raise DstuiError(
             _("run {id} is {state}: not removed").format(id=run.id, state=state),
             _("stop it first: dstui stop {id}").format(id=run.id),

@@ -41,6 +41,8 @@ from dstui.runs.processes import Place, Process, alive, here
 
 SCHEMA_VERSION = 1
 STATES = ("starting", "running", "stalled", "finished", "failed", "stopped", "lost")
+LIVE = STATES[:3]
+"""Of a run that has not ended."""
 HEARTBEAT_INTERVAL = 5.0
 """Seconds between two heartbeats of a supervisor."""
 HEARTBEAT_LOST = 90.0

@@ -332,7 +332,7 @@ class RunView:
 
     @property
     def _live(self) -> bool:
-        return self._state in ("starting", "running", "stalled")
+        return self._state in store.LIVE
 
     def _changed(self, path: Path) -> bool:
         try:

@@ -276,7 +276,7 @@ class DstuiApp(OrderedKeys):
         live = []
         for run_id in self.touched_runs:
             try:
-                if store.state(store.find_run(run_id)) in ("starting", "running", "stalled"):
+                if store.state(store.find_run(run_id)) in store.LIVE:
                     live.append(run_id)
             except DstuiError:
                 continue

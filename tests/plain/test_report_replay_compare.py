@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import tarfile
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from dstui.cli import main
 from dstui.runs.pace import communication_of
-from dstui.runs.processes import here
+from dstui.runs.processes import here, identify
 from dstui.runs.replay import ReplayView, open_view, reference
 from dstui.runs.samples import GpuUse, HostUse, RankUse, Sample
 from dstui.runs.store import RunDir, write_json
@@ -244,6 +245,19 @@ def test_replay_at_speed(state: Path, capsys: pytest.CaptureFixture[str]) -> Non
     view.close()
     for words in (["--replay", "--speed", "0"], ["--speed", "2"], ["--replay", "--once"]):
         assert main(["watch", *words, run.id]) == 2
+
+
+def test_a_run_that_goes_on_is_not_played_back(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make(state, "aaa2-1129-1200")
+    run.exit_path.unlink()
+    me = identify(os.getpid())
+    assert me is not None
+    live = {"host": here().host, "pid_namespace": here().pid_namespace}
+    write_json(
+        run.manifest_path, {**run.manifest, **live, "supervisor": {"pid": me.pid, "start_time": me.start}}
+    )
+    assert main(["watch", "--replay", "--plain", run.id]) == 2
+    assert "it can be played back once it has ended" in capsys.readouterr().err
 
 
 def test_compare(state: Path, capsys: pytest.CaptureFixture[str]) -> None:

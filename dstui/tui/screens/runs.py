@@ -21,7 +21,7 @@ from dstui.errors import DstuiError
 from dstui.i18n import N_, _, ngettext
 from dstui.runs import store
 from dstui.runs.replay import reference
-from dstui.runs.store import RunDir
+from dstui.runs.store import LIVE, RunDir
 from dstui.runs.view import RunView, Snapshot
 from dstui.tui import actions
 from dstui.tui.actions import Action
@@ -52,7 +52,6 @@ actions.register(
     ],
 )
 
-LIVE = ("starting", "running", "stalled")
 VIEWS_AT_ONCE = 40
 """Runs whose step and loss are read in one tick."""
 TICK = 2.0
@@ -375,7 +374,11 @@ class RunsScreen(BaseScreen):
         self.app.call_after_refresh(show)
 
     def action_replay(self) -> None:
-        if self.entry is not None and not self.entry.problem:
+        if self.entry is None or self.entry.problem:
+            return
+        if self.entry.state in LIVE:
+            self.say(_("the run goes on: it can be played back once it has ended"), "warn")
+        else:
             self.dstui.open_run(reference(store.find_run(self.entry.id), REPLAY_SPEED))
 
     def action_mark(self) -> None:

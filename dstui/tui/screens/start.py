@@ -30,7 +30,6 @@ CONFIG_NAMES = (
     "ds_config_zero2.json",
 )
 """Names of a config that is offered when it lies in the working directory."""
-LIVE = ("starting", "running", "stalled")
 
 
 class StartScreen(BaseScreen):
