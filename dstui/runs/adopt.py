@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dstui.errors import DstuiError
 from dstui.runs import store
-from dstui.runs.processes import here
+from dstui.runs.processes import for_supervisor, here
 from dstui.runs.store import RunDir
 
 
@@ -50,6 +50,7 @@ def adopt(run: RunDir) -> bool:
         child = subprocess.Popen(
             [sys.executable, "-m", "dstui.runs.adopter", str(run.path), str(write_end)],
             cwd=str(Path(__file__).resolve().parents[2]),
+            env=for_supervisor(os.environ, run.id),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -23,6 +23,7 @@ from typing import Any
 from dstui.runs import redact
 from dstui.runs.processes import (
     RUN_ID_VARIABLE,
+    SUPERVISES_VARIABLE,
     Process,
     Stat,
     all_stats,
@@ -224,7 +225,7 @@ def variables(job: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, s
     """The caller's environment with what happened; strings only, ``""`` for what does not apply."""
     cause = job.get("cause") or {}
     end = job.get("exit") or {}
-    env = {k: v for k, v in environ.items() if k != RUN_ID_VARIABLE}  # it is no process of the run
+    env = {k: v for k, v in environ.items() if k not in (RUN_ID_VARIABLE, SUPERVISES_VARIABLE)}  # it is no process of the run
     return env | {
         EVENT_VARIABLE: job["event"],
         "DSTUI_STATE": job["state"],

@@ -6,12 +6,21 @@ import errno
 import os
 import signal
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 RUN_ID_VARIABLE = "DSTUI_RUN_ID"
 """Set in the environment of every process of a run, so that a rank can be found when its parents died."""
+
+
+SUPERVISES_VARIABLE = "DSTUI_SUPERVISES"
+"""Set for a supervisor alone: the run that it is for. One that was started inside another run belongs to no run."""
+
+
+def for_supervisor(environ: Mapping[str, str], run_id: str) -> dict[str, str]:
+    """The environment of a supervisor of ``run_id``, whoever starts it: a training may start runs as well."""
+    return {k: v for k, v in environ.items() if k != RUN_ID_VARIABLE} | {SUPERVISES_VARIABLE: run_id}
 
 
 class Process(NamedTuple):

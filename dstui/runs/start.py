@@ -24,7 +24,7 @@ from dstui.runs import command as commands
 from dstui.runs.command import Command
 from dstui.runs.preflight import Problem, worst
 from dstui.runs.preflight import preflight as run_preflight
-from dstui.runs.processes import here
+from dstui.runs.processes import for_supervisor, here
 from dstui.runs.spec import RunSpec
 from dstui.runs.store import RunDir
 from dstui.settings import Settings
@@ -272,7 +272,7 @@ def _supervise(
         child = subprocess.Popen(
             [*scope, *argv, str(write_end)],
             cwd=package_root,  # `-m` finds this very dstui there, and nothing of the user's directory
-            env=dict(env),
+            env=for_supervisor(env, run.id),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -39,6 +39,7 @@ from dstui.runs.hook import Hooks
 from dstui.runs.ops import CPU_COLLECTIVES, HeldLock, extensions_root, held_by, ops_needed, remove_dead
 from dstui.runs.processes import (
     RUN_ID_VARIABLE,
+    SUPERVISES_VARIABLE,
     Family,
     Process,
     Stat,
@@ -52,7 +53,7 @@ from dstui.runs.processes import (
 )
 from dstui.runs.quiet import Ear
 from dstui.runs.ranklogs import Merger, all_logs
-from dstui.runs.samples import Sampler
+from dstui.runs.samples import SETTLED, Sampler
 from dstui.runs.stall import Stall
 from dstui.runs.state import read_config
 from dstui.runs.store import RunDir
@@ -330,6 +331,10 @@ class Supervisor:
         self.stall: Stall | None = None
         self.stall_told: Stall | None = None
         self.held_locks: set[HeldLock] = set()
+        self.foreign: dict[int, Process] = {}
+        """Descendants that belong to another run."""
+        self.own: dict[Process, int] = {}
+        """How often the environment of a descendant was read without finding another run."""
         self.asked_to_quit: int | None = None
 
     # -- start ---------------------------------------------------------------------------------------
@@ -370,6 +375,7 @@ class Supervisor:
     def launch(self) -> bool:
         """Start the launcher in a session of its own; False (and exit.json) when it cannot be started."""
         env = {**os.environ, **self.job["env"], RUN_ID_VARIABLE: self.run.id}
+        env.pop(SUPERVISES_VARIABLE, None)
         umask = int(self.job.get("umask", 0o022))
         try:
             child = subprocess.Popen(
@@ -487,10 +493,31 @@ class Supervisor:
         self.event("rank", rank=rank, pid=w.process.pid)
 
     def members(self, stats: dict[int, Stat] | None = None) -> list[Process]:
-        """Every living process of the run; the user's own command on an event is none."""
+        """Every living process of the run; the user's own command on an event is none, nor is a run that it started."""
         stats = all_stats() if stats is None else stats
-        found = descendants(os.getpid(), stats)
+        found = [
+            p for p in descendants(os.getpid(), stats) if not self.is_of_another_run(p, stats[p.pid].parent)
+        ]
         return [p for p in found if not self.hooks.owns(p, stats[p.pid])]
+
+    def is_of_another_run(self, process: Process, parent: int) -> bool:
+        """A training may start runs as well: their supervisors and ranks come under this process, and are not its own."""
+        if parent in self.foreign:
+            self.foreign[process.pid] = process
+        known = self.foreign.get(process.pid)
+        if known is not None:
+            if known == process:
+                return True
+            del self.foreign[process.pid]
+        looks = self.own.get(process, 0)
+        if looks >= SETTLED:
+            return False
+        self.own[process] = looks + 1  # before exec it still shows its parent's environment
+        env = environment(process.pid)
+        if SUPERVISES_VARIABLE in env or env.get(RUN_ID_VARIABLE, self.run.id) != self.run.id:
+            self.foreign[process.pid] = process
+            return True
+        return False
 
     def table(self, now: float) -> dict[int, Stat]:
         """The part of the process table in which the run's processes are."""
@@ -501,6 +528,7 @@ class Supervisor:
         self.next_scan = now + (TICK if now - self.begun < EARLY else SCAN_EVERY)
         stats = self.table(now)
         living = [p for p in self.members(stats) if p.pid in stats]
+        self.forget_others(stats)
         for process in living:
             known = self.watched.get(process.pid)
             if known is None or known.process != process:
@@ -544,6 +572,15 @@ class Supervisor:
         self.event("world_size", asked=asked, seen=int(text))
         with contextlib.suppress(OSError):
             store.write_json(self.run.manifest_path, self.manifest)
+
+    def forget_others(self, stats: Mapping[int, Stat]) -> None:
+        """What turned out to be of another run was watched for a moment; what is gone need not be remembered."""
+        for pid, process in self.foreign.items():
+            w = self.watched.get(pid)
+            if w is not None and w.process == process:
+                self.forget_fd(self.watched.pop(pid))
+        self.foreign = {pid: p for pid, p in self.foreign.items() if pid in stats}
+        self.own = {p: n for p, n in self.own.items() if p.pid in stats}
 
     @staticmethod
     def zombie_code(process: Process) -> int | None:

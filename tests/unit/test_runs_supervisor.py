@@ -67,6 +67,47 @@ def test_each_ranks_code_is_seen_though_the_launcher_hides_it(begin: Callable[..
     assert "rank 1 killed by SIGKILL" in last["reason"]
 
 
+NESTED = """
+import subprocess, sys
+words = ["run", "--launcher", "python", "--python", sys.executable, "--no-preflight", "--json", "--", "inner.py"]
+subprocess.run([sys.executable, "-m", "dstui", *words], stdout=open("inner.json", "w"), check=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["ends", "stopped", "lost"])
+def test_a_run_that_a_run_started_is_a_run_of_its_own(
+    begin: Callable[..., RunDir], tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script that starts runs (a sweep) may end, be stopped or lose its supervisor: they go on."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(store.__file__).parents[2]))
+    (tmp_path / "inner.py").write_text(
+        "import time\nwhile True: print('inner', flush=True); time.sleep(0.1)\n"
+    )
+    outer = begin(
+        NESTED + ("" if how == "ends" else "print('up', flush=True)\nimport time; time.sleep(600)\n")
+    )
+    answer = until(lambda: (tmp_path / "inner.json").exists() and (tmp_path / "inner.json").read_text())
+    inner = RunDir(Path(json.loads(answer)["dir"]))
+    try:
+        if how == "ends":
+            last = ended(outer)
+            assert (last["outcome"], last["leftovers"]) == ("finished", [])
+        elif how == "stopped":
+            says(outer, "up")
+            assert stop(outer, now=True).state == "stopped"
+        else:
+            says(outer, "up")
+            lost(outer)
+            done = stop(outer, now=True)
+            assert done.state == "lost" and done.killed
+        assert store.state(inner) == "running" and marked(outer.id) == []
+        size = inner.out_log.stat().st_size
+        until(lambda: inner.out_log.stat().st_size > size)
+        assert stop(inner, now=True).state == "stopped" and marked(inner.id) == []
+    finally:
+        stop(inner, now=True)
+
+
 def test_the_world_that_the_launcher_made_counts(begin: Callable[..., RunDir]) -> None:
     """Asked for three ranks, the launcher makes two: the manifest, the list and the monitor say two."""
     run = begin("import time; time.sleep(60)", ranks=True, num_gpus=3)
