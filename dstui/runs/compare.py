@@ -375,6 +375,11 @@ def _pool(
         for name in ("steps", "ranks", "batch", "warmup_steps"):
             known = [getattr(f, name) for f in every if getattr(f, name) is not None]
             values[name] = min(known, default=None)
+        if values["batch"] and values["step_time"]:  # the median of rates would not be that of the step time beside it
+            rate = values["samples_per_second"] = values["batch"] / values["step_time"]
+            for name in ("gpu_hours_per_million_samples", "price_per_million_samples"):
+                of = [(getattr(f, name), f.samples_per_second) for f in every]
+                values[name] = next((x * r / rate for x, r in of if x and r), values[name])
         values["steps_measured"] = sum(f.steps_measured for f in every)
         values["state"] = min((f.state for f in every), key=_WORST.index)
         times = [math.log(f.step_time) for f in every if f.step_time]

@@ -238,6 +238,14 @@ def test_batches_count_a_sample(tmp_path: Path) -> None:
     assert found.figures[1].samples_per_second == pytest.approx(16 / 0.6, rel=0.05)
 
 
+def test_figures_of_unlike_runs_agree(tmp_path: Path) -> None:
+    """The rate of a column is that of its step time, however far apart its runs are."""
+    runs = [steps_of(tmp_path, str(n), noisy(s, n), batch=8) for n, s in enumerate((0.1, 0.9))]
+    figures = compare([Column(tuple(runs)), runs[0]]).figures[0]
+    assert figures.step_time == pytest.approx(0.5, rel=0.05)
+    assert figures.samples_per_second == pytest.approx(8 / (figures.step_time or 0))
+
+
 def test_loss_at_equal_steps(tmp_path: Path) -> None:
     a = steps_of(tmp_path, "a", [0.2] * 100)
     b = steps_of(tmp_path, "b", [0.2] * 60)
