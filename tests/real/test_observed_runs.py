@@ -38,6 +38,7 @@ def last() -> Snapshot:
     return RunView(find_run("last")).poll()
 
 
+@pytest.mark.slow
 def test_the_demo_with_everything_offloaded(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ["--plain", "--ranks", "2", "--stage", "3", "--offload", "both", "--steps", "30"]
     assert main(["demo", *words, *PYTHON]) == 0
