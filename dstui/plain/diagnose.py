@@ -20,7 +20,13 @@ WIDTH = 100
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN|LOG|-", help=_("a run, a log file, or - for a log on stdin"))
+    parser.add_argument(
+        "run",
+        nargs="?",
+        default="last",
+        metavar="RUN|LOG|-",
+        help=_("a run, a log file, or - for a log on stdin; default: the newest run"),
+    )
     parser.add_argument(
         "--config", metavar="F", help=_("the DeepSpeed config, so that fixes can name their edits")
     )
@@ -63,6 +69,10 @@ def _config(name: str) -> Mapping[str, Any]:
     return data
 
 
+def _cut(text: str) -> str:
+    return text if len(text) <= WIDTH else text[: WIDTH - 3] + "..."
+
+
 def render(found: Diagnosis) -> str:
     """The answer as text: fate, cause with its checkpoint, evidence, what to change."""
     lines = [_("outcome: {outcome}").format(outcome=state_word(found.outcome))]
@@ -84,11 +94,11 @@ def render(found: Diagnosis) -> str:
         for e in found.evidence:
             where = f"{e.file}:{e.line}" if e.line else e.file
             lines.append(f"  {where}")
-            lines += ["    " + part[:WIDTH] for part in e.text.splitlines()[:6]]
+            lines += ["    " + _cut(part) for part in e.text.splitlines()[:6]]
     if found.fixes:
         lines += ["", _("what to change:")]
         for n, fix in enumerate(found.fixes, 1):
-            lines.append(f"  {n}. {fix.title}" + (f"  ({_('price')}: {fix.price})" if fix.price else ""))
+            lines.append(f"  {n}. {fix.title}" + (f"  ({_('price: {text}').format(text=fix.price)})" if fix.price else ""))
             lines += [f"       {json.dumps(dict(edit), ensure_ascii=False)}" for edit in fix.edits]
     if found.others:
         lines += [
