@@ -49,11 +49,14 @@ def judge(what: str, config: Mapping[str, Any] | None) -> Diagnosis:
         return diagnose(sys.stdin.buffer.read().decode("utf-8", "replace"), config, text=True)
     path = Path(what).expanduser()
     from dstui.plain.which import BUNDLE, run_to_read
+    from dstui.runs.adopt import adopt_lost
 
     log = path.is_file() and not what.endswith(BUNDLE)
-    if log or (path.is_dir() and (path / "manifest.json").is_file()):
+    if log:
         return diagnose(path, config)
-
+    if path.is_dir() and (path / "manifest.json").is_file():
+        adopt_lost()
+        return diagnose(path, config)
     return diagnose(run_to_read(what), config)
 
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dstui.errors import DstuiError, Exit
 from dstui.i18n import _
 from dstui.plain.which import run_to_read
-from dstui.runs import ranklogs, store
-from dstui.runs.adopt import adopt_lost
+from dstui.runs import ranklogs
+from dstui.runs.adopt import is_over
 from dstui.runs.store import RunDir
 
 _CHUNK = 1 << 18
@@ -28,7 +28,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    adopt_lost()
     target = run_to_read(args.run)
     sys.stdout.flush()
     if args.rank is None:
@@ -64,7 +63,7 @@ def copy_rank(
     try:
         offsets = {p: 0 if lines is None else _last_lines(fd, lines) for p, fd in open_files.items()}
         while True:
-            over = not follow or run.has_ended() or store.state(run) == "lost"
+            over = not follow or is_over(run)
             for path, fd in open_files.items():
                 if len(paths) > 1 and shown != path and os.fstat(fd).st_size > offsets[path]:
                     write(f"==> {path.relative_to(run.rank_logs)} <==\n".encode())
@@ -93,7 +92,7 @@ def copy(
     try:
         offset = 0 if lines is None else _last_lines(fd, lines)
         while True:
-            over = not follow or run.has_ended() or store.state(run) == "lost"
+            over = not follow or is_over(run)
             offset = _drain(fd, offset, write)
             if over:
                 return

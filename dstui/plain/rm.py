@@ -7,7 +7,8 @@ import argparse
 from dstui.errors import Exit
 from dstui.i18n import _
 from dstui.runs import store
-from dstui.runs.control import refuse_living, remove
+from dstui.runs.adopt import adopt, is_lost_here
+from dstui.runs.control import orphans, refuse_living, remove
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -17,6 +18,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     targets = [store.find_run(reference) for reference in args.runs]
     for target in targets:
+        if is_lost_here(target) and orphans(target):
+            adopt(target)
         refuse_living(target)
     for target in targets:
         remove(target)

@@ -16,6 +16,7 @@ from dstui.i18n import _
 from dstui.runs import command as commands
 from dstui.runs import script as scripts
 from dstui.runs import store
+from dstui.runs.adopt import is_over
 from dstui.runs.measured import STEPS
 from dstui.runs.preflight import Problem, preflight, rank_problems
 from dstui.runs.spec import ENGINES, LAUNCHERS, RunSpec
@@ -225,7 +226,7 @@ def announce(started: RunDir, args: argparse.Namespace) -> int:
 def wait(started: RunDir, quiet: bool = False) -> int:
     """Until the run is over: 0 finished, 1 otherwise. Ctrl+C leaves it running (130)."""
     try:
-        while store.state(started) in store.LIVE:
+        while not is_over(started):
             time.sleep(0.2)
     except KeyboardInterrupt:
         print(

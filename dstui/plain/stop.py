@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from typing import Any
 
-from dstui.errors import Exit
+from dstui.errors import DstuiError, Exit
 from dstui.i18n import _, ngettext
 from dstui.runs import store
-from dstui.runs.control import STOP_SECONDS, stop
+from dstui.runs.adopt import adopt, is_lost_here
+from dstui.runs.control import STOP_SECONDS, orphans, stop
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -22,10 +24,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    answers, code = [], Exit.OK
-    for reference in args.runs:
-        target = store.find_run(reference)
-        done = stop(target, now=args.now, timeout=args.timeout)
+    answers: list[dict[str, Any]] = []
+    code = Exit.OK
+    for target in [store.find_run(reference) for reference in args.runs]:  # a wrong name stops nothing
+        if is_lost_here(target) and orphans(target):
+            adopt(target)  # who ends then is seen, and the end is written
+        try:
+            done = stop(target, now=args.now, timeout=args.timeout)
+        except DstuiError as e:  # the others are stopped all the same
+            code = Exit.CANNOT
+            answers.append(
+                {"run": target.id, "ended": False, "state": None, "already": False, "locks_removed": []}
+                | {"problem": e.message}
+            )
+            print(_("error: {message}").format(message=e.message), file=sys.stderr)
+            if e.hint:
+                print("  " + e.hint, file=sys.stderr)
+            continue
         removed = [] if done.already or not done.ended else (target.exit or {}).get("locks_removed") or []
         answers.append(
             {
@@ -34,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
                 "state": done.state,
                 "already": done.already,
                 "locks_removed": removed,
+                "problem": None,
             }
         )
         if not done.ended:

@@ -15,7 +15,6 @@ from dstui.errors import DstuiError, Exit
 from dstui.i18n import _
 from dstui.plain.which import run_to_read
 from dstui.runs import replay
-from dstui.runs.adopt import adopt_lost
 from dstui.runs.alerts import Alert
 from dstui.runs.causes import CHECKPOINTS
 from dstui.runs.stacks import Stacks, dump
@@ -50,7 +49,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    adopt_lost()
     target = run_to_read(args.run)
     if args.speed is not None and not args.replay:
         raise DstuiError(_("--speed goes with --replay"))

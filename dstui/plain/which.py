@@ -1,10 +1,11 @@
-"""The run that a command line names, for verbs that only read it."""
+"""The run that a command line names. Whoever looks at runs, or ends one, takes over those that lost their supervisor."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+from dstui.runs.adopt import adopt_lost
 from dstui.runs.store import RunDir, find_run
 
 BUNDLE = ".tar.gz"
@@ -13,6 +14,7 @@ BUNDLE = ".tar.gz"
 def run_to_read(reference: str) -> RunDir:
     """As ``find_run``; of several runs of one name the newest, which stderr then says; and the run in a report's
     file, unpacked for as long as dstui runs. Raises DstuiError."""
+    adopt_lost()
     path = Path(reference).expanduser()
     if reference.endswith(BUNDLE) and path.is_file():
         return _unpacked(path)

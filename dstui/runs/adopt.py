@@ -41,6 +41,14 @@ def adopt_lost() -> list[RunDir]:
     return [run for run in runs if is_lost_here(run) and adopt(run)]
 
 
+def is_over(run: RunDir) -> bool:
+    """Whether ``run`` has ended. For whoever waits for it: one that lost its supervisor here gets a new one first."""
+    state = store.state(run)
+    if state == "lost" and is_lost_here(run) and adopt(run):
+        state = store.state(run)
+    return state not in store.LIVE
+
+
 def adopt(run: RunDir) -> bool:
     """Start a supervisor for the lost ``run``; True when one is at work (or has just written the end)."""
     from dstui.runs.start import await_answer  # costs what `runs` and `watch` do not need

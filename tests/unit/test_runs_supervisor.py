@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -14,12 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from dstui import cli
 from dstui.errors import DstuiError
 from dstui.plain import logs
+from dstui.plain import stop as stop_verb
 from dstui.plain.runs import summary, table
 from dstui.runs import store
 from dstui.runs.adopt import adopt, adopt_lost
-from dstui.runs.control import stop
+from dstui.runs.control import remove, stop
 from dstui.runs.processes import alive, descendants, marked, send
 from dstui.runs.spec import RunSpec
 from dstui.runs.start import start
@@ -404,6 +407,79 @@ def test_a_run_that_is_watched_gets_another_supervisor_at_once(begin: Callable[.
     view.close(), onlooker.close()
 
 
+@pytest.mark.parametrize("verb", ["runs", "logs", "watch --once", "diagnose", "diagnose DIR", "rm", "stop"])
+def test_whoever_looks_at_a_lost_run_takes_it_over(begin: Callable[..., RunDir], verb: str) -> None:
+    run = begin("import time\nprint('up', flush=True)\ntime.sleep(600)\n")
+    says(run, "up")
+    lost(run)
+    before = run.process("supervisor")
+    words = verb.split() if verb.endswith("DIR") else [*verb.split(), *([] if verb == "runs" else [run.id])]
+    words = [str(run.path) if w == "DIR" else w for w in words]
+    done = subprocess.run(
+        [sys.executable, "-m", "dstui", *words], capture_output=True, text=True, check=False
+    )
+    assert "Traceback" not in done.stderr
+    assert run.process("supervisor") != before
+    if verb == "stop":
+        last = ended(run)
+        assert (last["outcome"], last["code"]) == ("stopped", None) and marked(run.id) == []
+        return
+    assert store.state(run) == "running"
+    if verb == "rm":
+        assert done.returncode == 2 and "dstui stop" in done.stderr and run.path.exists()
+
+
+@pytest.mark.parametrize("words", [("logs", "-f"), ("run", "--wait")])
+def test_whoever_waits_for_a_run_outlives_its_supervisor(
+    begin: Callable[..., RunDir], tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """They go on to its real end, not to the death of its supervisor."""
+    source = "import os, time\nwhile not os.path.exists('end'): print('on', flush=True); time.sleep(0.1)\nprint('over')\n"
+    command = [sys.executable, "-m", "dstui", *words]
+    if words[0] == "run":
+        (tmp_path / "train.py").write_text(source)
+        command += ["--launcher", "python", "--python", sys.executable, "--no-preflight", "--", "train.py"]
+    else:
+        command.append(begin(source).id)
+    env = {**os.environ, "PYTHONPATH": str(Path(store.__file__).parents[2])}
+    with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True) as waiting:
+        run = until(lambda: next((r for r in store.list_runs() if r.process("launcher") is not None), None))
+        says(run, "on")
+        before = run.process("supervisor")
+        lost(run)
+        until(lambda: run.process("supervisor") != before)
+        assert waiting.poll() is None
+        (tmp_path / "end").touch()
+        assert waiting.stdout is not None
+        text = waiting.stdout.read()
+    assert (run.exit or {})["outcome"] == "lost"
+    if words[0] == "logs":
+        assert text.endswith("over\n") and waiting.returncode == 0
+    else:
+        assert waiting.returncode == 1
+
+
+def test_one_that_cannot_be_stopped_leaves_the_others_no_less_stopped(
+    begin: Callable[..., RunDir], capsys: pytest.CaptureFixture[str]
+) -> None:
+    away = begin("import time; time.sleep(600)")
+    here = begin("import time; time.sleep(600)")
+    lost(away)
+    for p in marked(away.id):
+        send(p, signal.SIGKILL)
+    manifest = away.manifest | {"host": "elsewhere"}
+    store.write_json(away.manifest_path, manifest)
+    store.write_json(away.heartbeat_path, {"t": 1.0})
+    assert cli.main(["stop", "--now", "--json", away.id, here.id]) == 2
+    answer = json.loads(capsys.readouterr().out)["runs"]
+    assert [(r["run"], r["ended"]) for r in answer] == [(away.id, False), (here.id, True)]
+    assert "elsewhere" in answer[0]["problem"] and answer[1]["problem"] is None
+    assert (here.exit or {})["outcome"] == "stopped"
+    with pytest.raises(DstuiError):
+        stop_verb.run(argparse.Namespace(runs=[here.id, "nosuch"], now=True, timeout=1, json=True))
+    remove(away)
+
+
 def test_an_adopted_run_is_stopped_like_any_other(begin: Callable[..., RunDir]) -> None:
     run = begin("import time; time.sleep(600)", ranks=True)
     until(lambda: len((run.heartbeat or {}).get("ranks", {})) == 2)
@@ -471,7 +547,7 @@ def test_training_goes_on_when_the_state_disk_is_full(tmp_path: Path) -> None:
 import json, os, sys, time
 from pathlib import Path
 from dstui.facts.model import Facts, Interpreter
-from dstui.runs.control import stop
+from dstui.runs.control import remove, stop
 from dstui.runs.spec import RunSpec
 from dstui.runs.start import start
 
