@@ -81,6 +81,11 @@ def add_spec_options(parser: argparse.ArgumentParser, *, twice: bool = False) ->
         "--nodes", type=int, metavar="N", help=_("nodes of the hostfile to use; default: all of them")
     )
     parser.add_argument("--master-port", default="auto", metavar="N", help=_("default: a free port"))
+    parser.add_argument(
+        "--master-addr",
+        metavar="A",
+        help=_("address of the first node; default: the first of its `hostname -I`"),
+    )
     parser.add_argument("--hostfile", metavar="F", help=_("DeepSpeed's hostfile for several nodes"))
     parser.add_argument("--cwd", metavar="D", help=_("working directory of the training"))
     parser.add_argument(
@@ -146,6 +151,7 @@ def spec_of(args: argparse.Namespace) -> RunSpec:
         nodes=1 if args.nodes is None else args.nodes,
         master_port=port,
         hostfile=args.hostfile,
+        master_addr=args.master_addr,
         cwd=args.cwd,
         env=env,
         name=args.name,

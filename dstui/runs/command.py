@@ -24,6 +24,7 @@ from dstui.facts.visible import select
 from dstui.i18n import _, ngettext
 from dstui.runs import answers, ranklogs
 from dstui.runs import script as scripts
+from dstui.runs.nodes import is_here
 from dstui.runs.script import CONFIG_FLAGS, Look
 from dstui.runs.spec import RunSpec
 
@@ -57,6 +58,9 @@ class Command:
     world_size: int
     devices: tuple[str, ...] | None
     master_port: int | None
+    hosts: tuple[tuple[str, int], ...] = ()
+    """Name and ranks of each node that is reached over ssh (all of them, this one too); () where the launcher starts
+    its ranks itself."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Name in the run directory -> text (``config.json``, a copied YAML)."""
     config_how: str = "none"
@@ -215,6 +219,16 @@ def ranks_of_nodes(spec: RunSpec, devices: tuple[str, ...] | None) -> tuple[int,
             _("give --nodes {n} or fewer, or add lines to {path}").format(n=len(known), path=spec.hostfile),
         )
     return tuple(spec.num_gpus or slots for _name, slots in known[: spec.nodes])
+
+
+def hosts_over_ssh(spec: RunSpec) -> tuple[tuple[str, int], ...]:
+    """Name and ranks of the nodes that the launcher reaches over ssh; () where it starts its ranks itself.
+
+    A hostfile with one node in use is started on this machine, whatever its name (launcher/runner.py main): such a
+    name of another machine gets ``--force_multi``. Raises Refused as ``hosts``.
+    """
+    used = tuple((name, spec.num_gpus or slots) for name, slots in hosts(spec)[: spec.nodes])
+    return used if len(used) > 1 or (used and not is_here(used[0][0])) else ()
 
 
 def as_seen(spec: RunSpec, facts: Facts) -> Facts:
@@ -649,6 +663,7 @@ def build(
         world_size=sum(nodes),
         devices=devices,
         master_port=port,
+        hosts=hosts_over_ssh(spec),
         files=files,
         config_how=how,
         config_options=options,
@@ -676,6 +691,12 @@ def _deepspeed(
     if spec.hostfile:
         argv += ["--hostfile", str(working_directory(spec) / Path(spec.hostfile).expanduser())]
         argv += ["--num_nodes", str(spec.nodes)]
+        if spec.master_addr:
+            argv += ["--master_addr", spec.master_addr]
+        if not hosts_over_ssh(spec):
+            argv += ["--no_ssh_check", *([] if spec.master_addr else ["--master_addr", "127.0.0.1"])]
+        elif spec.nodes == 1:
+            argv.append("--force_multi")
         if spec.num_gpus:
             argv += ["--num_gpus", str(spec.num_gpus)]  # else each node's own slots
     else:

@@ -43,6 +43,8 @@ class RunSpec:
     nodes: int = 1
     master_port: int | Literal["auto"] = "auto"
     hostfile: str | None = None
+    master_addr: str | None = None
+    """Address of the first node, for the others; None = the first that its ``hostname -I`` says, as DeepSpeed takes it."""
     cwd: str | None = None
     """None = the caller's working directory."""
     env: Mapping[str, str] = field(default_factory=dict)

@@ -161,6 +161,7 @@ def manifest(spec: RunSpec, facts: Facts, command: Command, environ: Mapping[str
         "nodes": spec.nodes,
         "world_size": command.world_size,
         "master_port": command.master_port,
+        "hosts": [{"name": name, "ranks": ranks} for name, ranks in command.hosts],
         "config": None
         if copy is None
         else {

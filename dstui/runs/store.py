@@ -99,14 +99,14 @@ _MANIFEST: Mapping[str, tuple[type, ...]] = {
         ("spec", "env", "env_caller", "config", "git", "versions", "facts", "prediction"), _TABLE
     ),
     **dict.fromkeys(("supervisor", "launcher"), _TABLE),
-    **dict.fromkeys(("command", "env_user", "devices", "adopted"), _ROW),
+    **dict.fromkeys(("command", "env_user", "devices", "adopted", "hosts"), _ROW),
     **dict.fromkeys(("name", "script", "engine", "host", "cwd", "python", "on_event"), (str,)),
 }
 _EXIT: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("code", "rank_code", "first_rank"), (int,)),
     **dict.fromkeys(("ended_at", "started_at"), _NUMBER),
-    **dict.fromkeys(("outcome", "signal", "reason"), (str,)),
-    **dict.fromkeys(("ranks", "leftovers", "locks_removed"), _ROW),
+    **dict.fromkeys(("outcome", "signal", "reason", "first_node"), (str,)),
+    **dict.fromkeys(("ranks", "leftovers", "locks_removed", "nodes"), _ROW),
     **dict.fromkeys(("oom_kills", "stopped_by", "cause"), _TABLE),
 }
 _RANK: Mapping[str, tuple[type, ...]] = {

@@ -36,6 +36,7 @@ from dstui.facts.system import System
 from dstui.runs import shm, store
 from dstui.runs.causes import BY_CODE
 from dstui.runs.hook import Hooks
+from dstui.runs.nodes import Reach, environment_file, host_names, is_here
 from dstui.runs.ops import CPU_COLLECTIVES, HeldLock, extensions_root, held_by, ops_needed, remove_dead
 from dstui.runs.processes import (
     RUN_ID_VARIABLE,
@@ -47,8 +48,10 @@ from dstui.runs.processes import (
     descendants,
     environment,
     identify,
+    marked,
     send,
     signal_name,
+    stat,
     still_alive,
 )
 from dstui.runs.quiet import Ear
@@ -67,6 +70,11 @@ INTERRUPT_SECONDS = 20.0
 TERMINATE_SECONDS = 15.0
 NOW_SECONDS = 3.0
 LEFTOVER_SECONDS = 10.0
+NODE_KILL_SECONDS = 20.0
+"""How long SIGKILL is tried on nodes that do not answer; then the run ends, and says which."""
+NODE_GRACE_SECONDS = 30.0
+"""After the ranks of one node failed: how long those of the others may take to notice it themselves."""
+LOOK_SECONDS = 0.5
 LOW_DISK = 64 << 20
 RESERVE = 16 << 10
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -104,6 +112,8 @@ class Watched:
     name: str
     fd: int | None
     rank: int | None = None
+    host: str | None = None
+    """Of an ssh client: the node that it starts ranks on."""
     belongs: int | None = None
     """The rank that this process helps (data loader, compiler); None for ranks and launchers."""
     looks: int = 0
@@ -122,6 +132,11 @@ class Stop:
     asked_at: float
     stage: str = ""
     stage_since: float = 0.0
+    told: bool = False
+    """Whether the nodes were sent this stage's signal."""
+    looked_at: float = 0.0
+    failed: bool = False
+    """Nobody asked: the ranks of a node failed, and those of the others were ended."""
     signalled: set[Process] = field(default_factory=set)
 
 
@@ -331,6 +346,16 @@ class Supervisor:
         self.stall: Stall | None = None
         self.stall_told: Stall | None = None
         self.held_locks: set[HeldLock] = set()
+        hosts = host_names(self.manifest)
+        self.reach: Reach | None = None
+        """Set for a run whose ranks are started over ssh, those on this machine too."""
+        if hosts:
+            environ = {**os.environ, **job["env"]}
+            self.reach = Reach(hosts, str(self.manifest.get("python")), run.id, environ)
+        self.strangers: set[int] = set()
+        self.looked_anew = 0.0
+        self.on_this_node: set[Process] = set()
+        self.failed_node: tuple[str, float] | None = None
         self.foreign: dict[int, Process] = {}
         """Descendants that belong to another run."""
         self.own: dict[Process, int] = {}
@@ -377,6 +402,7 @@ class Supervisor:
         env = {**os.environ, **self.job["env"], RUN_ID_VARIABLE: self.run.id}
         env.pop(SUPERVISES_VARIABLE, None)
         umask = int(self.job.get("umask", 0o022))
+        handed_on = self.for_nodes(env) if self.reach else None
         try:
             child = subprocess.Popen(
                 self.job["argv"],
@@ -387,12 +413,16 @@ class Supervisor:
                 stderr=self.log.fd,
                 start_new_session=True,
                 umask=umask,
+                pass_fds=() if handed_on is None else (handed_on,),
             )
         except (OSError, subprocess.SubprocessError) as e:
             reason = f"cannot start {self.job['argv'][0]}: {getattr(e, 'strerror', None) or e}"
             self.finish_without_launch(reason)
             self.acknowledge(error=reason)
             return False
+        finally:
+            if handed_on is not None:
+                os.close(handed_on)
         child.returncode = 0  # reaped here, by waitpid(-1); Popen must not wait for it
         process = identify(child.pid) or Process(child.pid, -1)
         self.launcher = self.watch(process, os.getpid(), "launcher")
@@ -409,6 +439,32 @@ class Supervisor:
         self.beat(time.monotonic())
         self.acknowledge(ok=True, pid=own.pid)
         return True
+
+    def for_nodes(self, env: dict[str, str]) -> int:
+        """Let the ranks on every node have the run's environment, and ssh notice a node that is gone.
+
+        The lines are in memory, never on disk: they may hold secrets that ``--env`` gave. Their names and those that
+        could not be handed on are in an event.
+        """
+        text, dropped = environment_file(
+            self.job["env"],
+            os.environ,
+            cwd=self.job["cwd"],
+            python=str(self.manifest.get("python")),
+            run_id=self.run.id,
+        )
+        if dropped:
+            self.event("not_handed_on", names=sorted(dropped))
+        fd = os.memfd_create("dstui")
+        os.write(fd, text)
+        # Joined to a folder (launcher/runner.py), an absolute path stays as it is.
+        env["DS_ENV_FILE"] = f"/proc/self/fd/{fd}"
+        options = env.get("PDSH_SSH_ARGS_APPEND", "")
+        if "ServerAlive" not in options:
+            # pdsh would wait for ever for a node that lost its power: five minutes of silence end its ssh.
+            alive = "-oBatchMode=yes -oServerAliveInterval=30 -oServerAliveCountMax=10"
+            env["PDSH_SSH_ARGS_APPEND"] = f"{options} {alive}".strip()
+        return fd
 
     def finish_without_launch(self, reason: str) -> None:
         now = time.time()
@@ -498,6 +554,7 @@ class Supervisor:
         found = [
             p for p in descendants(os.getpid(), stats) if not self.is_of_another_run(p, stats[p.pid].parent)
         ]
+        found += [p for p in self.on_this_node if p.pid in stats and stats[p.pid].start == p.start]
         return [p for p in found if not self.hooks.owns(p, stats[p.pid])]
 
     def is_of_another_run(self, process: Process, parent: int) -> bool:
@@ -521,7 +578,22 @@ class Supervisor:
 
     def table(self, now: float) -> dict[int, Stat]:
         """The part of the process table in which the run's processes are."""
-        return self.family.stats(now)
+        stats = self.family.stats(now)
+        if self.reach is not None:
+            self.look_on_this_node(now, stats)
+        return stats
+
+    def look_on_this_node(self, now: float, stats: dict[int, Stat]) -> None:
+        """Ranks that sshd started here are no children of ours; the run's id in their environment tells."""
+        if now - self.looked_anew >= Family.ANEW:
+            self.looked_anew = now
+            self.strangers.clear()
+        own = {p.pid for p in descendants(os.getpid(), stats)}
+        self.on_this_node = {p for p in marked(self.run.id, self.strangers) if p.pid not in own}
+        for p in self.on_this_node:
+            s = stat(p.pid)
+            if s is not None and s.start == p.start:
+                stats[p.pid] = s
 
     def scan(self, now: float) -> list[Process]:
         """Look at the process table: new processes are watched, vanished ones noted. Returns the living."""
@@ -536,6 +608,9 @@ class Supervisor:
                     self.ended(known, None)
                 s = stats[process.pid]
                 known = self.watch(process, s.parent, s.name)
+                above = self.watched.get(s.parent)
+                if self.reach is not None and above is not None and above.name == "pdsh":
+                    known.host = ssh_host(process.pid, self.reach.hosts)
             if known.rank is None and known.belongs is None and known.looks < 5:
                 known.looks += 1
                 self.look_for_rank(known)
@@ -602,6 +677,10 @@ class Supervisor:
         self.forget_fd(w)
         if w.rank is not None:
             self.event("rank_exit", rank=w.rank, pid=w.process.pid, code=w.code)
+        if w.host is not None:
+            self.event("node_exit", host=w.host, code=w.code)
+            if w.code and self.failed_node is None and self.stop is None:
+                self.failed_node = (w.host, time.monotonic())
 
     def reap(self) -> None:
         while True:
@@ -664,6 +743,7 @@ class Supervisor:
             self.beat(now)
             self.look_at_disk()
         self.tell_stall(now)
+        self.look_at_nodes(now)
         self.hooks.tick(now)
         try:
             self.rank_logs.tick()
@@ -689,6 +769,21 @@ class Supervisor:
             if self.stop is None:
                 self.hooks.fire("stalled", message=stall.text, cause=cause, stall=told)
         self.beat(now)
+
+    def look_at_nodes(self, now: float) -> None:
+        """The ranks of one node have failed and the others wait for them: as on one node, the run is over.
+
+        DeepSpeed's ``launch`` ends only the ranks of its own node; the others would sit in a collective until it
+        times out, 30 minutes with gloo, 10 with NCCL.
+        """
+        if (
+            self.failed_node is None
+            or self.stop is not None
+            or now - self.failed_node[1] < NODE_GRACE_SECONDS
+        ):
+            return
+        self.event("node_failed", host=self.failed_node[0])
+        self.begin_stop({"node": self.failed_node[0]}, now=True, failed=True)
 
     def look_at_disk(self) -> None:
         try:
@@ -763,12 +858,13 @@ class Supervisor:
             by = asked.get("by") if isinstance(asked.get("by"), dict) else {}
             self.begin_stop(dict(by or {}), bool(asked.get("now")))
 
-    def begin_stop(self, by: dict[str, Any], now: bool) -> None:
-        self.event("stop_requested", by=by, now=now)
+    def begin_stop(self, by: dict[str, Any], now: bool, failed: bool = False) -> None:
+        if not failed:
+            self.event("stop_requested", by=by, now=now)
         self.scan(time.monotonic())  # a rank that came up just now may hold a lock already
         self.note_locks()
         if self.stop is None:
-            self.stop = Stop(by, now, time.time())
+            self.stop = Stop(by, now, time.time(), failed=failed)
         elif now and not self.stop.now:
             self.stop.now = True  # somebody lost patience
             self.stop.stage = ""
@@ -788,14 +884,45 @@ class Supervisor:
         elif stop.stage == "TERM" and elapsed > (NOW_SECONDS if stop.now else TERMINATE_SECONDS):
             self.enter(stop, "KILL", now)
         number = {"INT": signal.SIGINT, "TERM": signal.SIGTERM, "KILL": signal.SIGKILL}[stop.stage]
+        if self.reach is not None:
+            self.push_nodes(stop, self.reach, number, now)
+            return
         for process in self.scan(now):
             if process not in stop.signalled or stop.stage == "KILL":
                 stop.signalled.add(process)
                 with contextlib.suppress(OSError):
                     send(process, number)
 
+    def push_nodes(self, stop: Stop, reach: Reach, number: int, now: float) -> None:
+        """The same ladder on every node. The launcher ends by itself when its ranks have; it gets no signal that it
+        could answer, for it would end every DeepSpeed training on these nodes (``dstui.runs.nodes``)."""
+        if now >= self.next_scan:
+            self.scan(now)
+        if reach.busy:
+            return
+        if not stop.told:
+            stop.told = True
+            reach.tell(number)
+        elif reach.clear:
+            if now - stop.stage_since > LEFTOVER_SECONDS and stop.stage != "KILL":
+                self.enter(stop, "KILL", now)
+            elif stop.stage == "KILL":
+                self.kill_launcher()
+        elif stop.stage == "KILL" and now - stop.stage_since > NODE_KILL_SECONDS:
+            self.kill_launcher()
+        elif now - stop.looked_at > LOOK_SECONDS:
+            stop.looked_at = now
+            reach.tell(number if stop.stage == "KILL" else 0)
+
+    def kill_launcher(self) -> None:
+        """Runner, pdsh and its ssh clients wait for a node that does not answer."""
+        for process in self.scan(time.monotonic()):
+            with contextlib.suppress(OSError):
+                send(process, signal.SIGKILL)
+
     def enter(self, stop: Stop, stage: str, now: float) -> None:
         stop.stage, stop.stage_since = stage, now
+        stop.told = False
         stop.signalled.clear()
         self.event("signal", signal="SIG" + stage, processes=len(self.members()))
 
@@ -831,12 +958,38 @@ class Supervisor:
                         send(process, number)
             self.wait(STOPPING_TICK)
 
+    def end_on_nodes(self) -> None:
+        """The launcher is gone: nothing of the run may live on any node. What may all the same is written down."""
+        reach = self.reach
+        if reach is None:
+            return
+        deadline = time.monotonic() + NODE_KILL_SECONDS
+        grace = time.monotonic() + (LEFTOVER_SECONDS / 2 if self.stop is None else 0.0)
+        number = 0
+        while True:
+            reach.tell(number)
+            while reach.busy:
+                self.wait(STOPPING_TICK)
+            left = {r["host"]: r["left"] for r in reach.records() if r["left"]}
+            if reach.clear or time.monotonic() >= deadline:
+                break
+            if not left and time.monotonic() >= grace:
+                break  # the others do not answer
+            if left and time.monotonic() >= grace:
+                if number == 0:
+                    self.event("leftover_on_nodes", left=left)
+                number = signal.SIGTERM if number == 0 else signal.SIGKILL
+            self.wait(LOOK_SECONDS if number != signal.SIGTERM else NOW_SECONDS)
+        if not reach.clear:
+            self.event("nodes_not_clear", nodes=reach.records())
+
     # -- the end -------------------------------------------------------------------------------------
 
     def conclude(self) -> None:
         code = self.launcher_code
         assert code is not None
         at_exit = [w for w in self.watched.values() if w.rank is not None and w.ended_at is None]
+        self.end_on_nodes()
         self.end_leftovers()
         with contextlib.suppress(OSError):
             self.rank_logs.tick(last=True)
@@ -848,19 +1001,27 @@ class Supervisor:
         )
         own = [w for w in ranks if w not in at_exit]  # ended by themselves or by the launcher
         first, rank_code = first_to_fail(own, rank_code_from_log(self.log.fd))
+        node = None
+        if self.reach is not None:
+            node, code_there = first_node_to_fail(self.log.fd, self.reach.hosts)
+            node = self.failed_node[0] if node is None and self.failed_node is not None else node
+            if node is not None and not is_here(node):
+                first, rank_code = None, code_there  # those here followed
         parents = [
             w
             for w in self.watched.values()
             if w.rank is None and self.is_launcher(w) and w.code not in (0, None)
         ]
         reason = None
-        if self.stop is not None:
+        if self.stop is not None and not self.stop.failed:
             outcome = "stopped"
         elif code == 0 and rank_code is None and not parents and not at_exit:
             outcome = "finished"
         else:
             outcome = "failed"
             reason = self.reason(code, rank_code, first, parents, at_exit)
+            if node is not None:
+                reason = f"on node {node}: {reason}"
         data = {
             "schema_version": store.SCHEMA_VERSION,
             "outcome": outcome,
@@ -869,6 +1030,8 @@ class Supervisor:
             "launcher_signal": signal_name(-code) if code < 0 else None,
             "rank_code": rank_code,
             "first_rank": first.rank if first is not None else None,
+            "first_node": node if outcome == "failed" else None,
+            "nodes": self.reach.records() if self.reach is not None else None,
             "reason": reason,
             "ranks": [self.rank_record(w) for w in ranks],
             "leftovers": self.leftovers,
@@ -876,7 +1039,7 @@ class Supervisor:
             "oom_kills": self.cgroup.difference(),
             "started_at": self.started_at,
             "ended_at": time.time(),
-            "stopped_by": self.stop.by if self.stop else None,
+            "stopped_by": self.stop.by if self.stop and not self.stop.failed else None,
             "cause": None,
         }
         data["cause"] = self.cause(data)
@@ -1068,6 +1231,29 @@ def rank_code_from_log(fd: int, tail: int = 256 << 10) -> int | None:
     found = list(_CODE.finditer(os.pread(fd, tail, max(0, size - tail))))
     codes = [int(m.group(1) or m.group(2)) for m in found]
     return next((c for c in codes if c), None)
+
+
+_NODE_CODE = re.compile(rb"(?m)^(\S+): \[.*exits with return code = (-?\d+)")
+
+
+def first_node_to_fail(fd: int, hosts: Sequence[str], tail: int = 4 << 20) -> tuple[str | None, int | None]:
+    """The node whose ``launch`` was the first to say that a rank failed, and that rank's code."""
+    size = os.fstat(fd).st_size
+    for m in _NODE_CODE.finditer(os.pread(fd, tail, max(0, size - tail))):
+        name = m.group(1).decode(errors="replace")
+        host = next((h for h in hosts if name in (h, h.rpartition("@")[2])), None)
+        if host is not None and int(m.group(2)):
+            return host, int(m.group(2))
+    return None, None
+
+
+def ssh_host(pid: int, hosts: Sequence[str]) -> str | None:
+    """The node that this ssh client of pdsh is connected to."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return None
+    return next((h for h in hosts if h.rpartition("@")[2] in words), None)
 
 
 def detach() -> None:
