@@ -638,7 +638,7 @@ def _memory_evidence(case: _Case) -> list[Evidence]:
 _SECONDARY = re.compile(
     r"Connection (?:closed|reset|refused)|Broken pipe|remote worker crashing|Socket Timeout|ncclRemoteError|"
     r"wait timeout|NCCL communicator was aborted|failed to recv|recvValue failed|DistStoreError|"
-    r"store.*(?:timed? ?out|timeout)|Timed out waiting \d+ms for (?:recv|send)|unbound_buffer",
+    r"store.*(?:timed? ?out|timeout)|connection to the C10d store has failed|Timed out waiting \d+ms for (?:recv|send)|unbound_buffer",
     re.IGNORECASE,
 )
 """What a rank says when a peer is gone: the effect of a failure elsewhere."""
@@ -647,6 +647,8 @@ _SECONDARY = re.compile(
 def _caught(f: Failure) -> bool:
     """Whether somebody printed this traceback and went on: it begins where it was caught, not at the main module.
     torch's prefix of the rank is put only before what nobody caught."""
+    if f.aside:
+        return True
     if f.rank is not None and "rank" in f.source:
         return False
     return not f.frames or f.frames[0].function not in ("<module>", "_run_module_as_main")
@@ -732,7 +734,8 @@ def _exceptions(case: _Case) -> Iterator[_Finding]:
     frame = _user_frame(failure)
     if frame:
         evidence.append(Evidence(frame[0], frame[1], f"in {frame[2]}"))
-    weight = 40 if named.code == "DR502" else 75
+    echo = named.code == "DR502" or (named.code == "DR504" and _SECONDARY.search(failure.text))
+    weight = 40 if echo else 75
     yield _Finding(named, tuple(evidence), tuple(fixes), weight=weight)
 
 
@@ -749,12 +752,17 @@ def _user_frame(failure: Failure) -> tuple[str, int, str] | None:
             and not f.file.startswith("<")
             and "/lib/python" not in f.file
             and "/deepspeed/" not in f.file
+            and not f.file.endswith("/probe/sitecustomize.py")  # ours (dstui.runs.probe)
         ):
             return f.file, f.line, f.function
     return None
 
 
-_OOM = re.compile(r"CUBLAS_STATUS_ALLOC_FAILED|CUDA out of memory|HIP out of memory|NPU out of memory")
+_OOM = re.compile(
+    r"CUBLAS_STATUS_ALLOC_FAILED|CUDA out of memory|HIP out of memory|NPU out of memory|"
+    r"Cuda failure (?:\d+ )?'out of memory'|Failed to CUDA [cm]alloc"
+)
+"""The last two are NCCL's words for a card without room for its buffers."""
 _TRIED = re.compile(r"Tried to allocate ([\d.]+) (MiB|GiB|KiB|bytes)")
 _CAPACITY = re.compile(r"total capacity of ([\d.]+) GiB|; ([\d.]+) GiB total capacity")
 _MINE = re.compile(r"this process has ([\d.]+) (GiB|MiB) memory in use")
@@ -1102,7 +1110,7 @@ def _in_config(f: Failure) -> bool:
 
 def _refused(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list[Repair]]:
     text = f.text
-    if re.search(r"JSONDecodeError|Decode|Duplicate keys|Expected a string path|base64|No such file|is not a valid|does not exist", text) or f.short in (
+    if re.search(r"JSONDecodeError|Decode|binascii|Duplicate keys|Expected a string path|base64|No such file|is not a valid|does not exist", text) or f.short in (
         "FileNotFoundError", "JSONDecodeError", "HjsonDecodeError",
     ):  # fmt: skip
         return Named("DR706", certainty, _first_line(text)), [
@@ -1359,7 +1367,10 @@ def _numerics(case: _Case) -> Iterator[_Finding]:
         )
         return
     zeros = list(itertools.takewhile(lambda e: e.values["loss"] == 0, reversed(losses)))
-    if len(zeros) >= 3 and not any("reward" in e.text for e in zeros[:3]):
+    sank = (
+        len(zeros) < len(losses) and losses[-len(zeros) - 1].values["loss"] < 0.01
+    )  # printed with few digits
+    if len(zeros) >= 3 and not sank and not any("reward" in e.text for e in zeros[:3]):
         first = zeros[-1]
         yield _Finding(
             Named("DR604", "likely" if len(zeros) < len(losses) else "possible"),
@@ -1450,6 +1461,8 @@ _LOCAL_RANK = 'parser.add_argument("--local_rank", type=int, default=-1)'
 def _plain_exit(case: _Case) -> Iterator[_Finding]:
     """A code without any traceback."""
     code = case.rank_code
+    if code is None and case.exit is None and not case.failures:
+        yield from _bad_arguments(case)
     if code is None or code <= 0 or case.outcome != "failed" or not _only_echoes(case):
         return
     evidence = [case.line(e.offset, e.text) for e in case.of("rank_exit")[:1]]
@@ -1473,6 +1486,20 @@ def _plain_exit(case: _Case) -> Iterator[_Finding]:
         tuple(evidence),
         weight=42,
     )
+
+
+_ARGUMENT = re.compile(
+    r"^(?:\S+ )?\S+\.py: error: (?:argument|the following arguments|unrecognized|ambiguous option)"
+)
+
+
+def _bad_arguments(case: _Case) -> Iterator[_Finding]:
+    """A log that ends with what argparse says, without a launcher that tells the return code."""
+    for line in case.tail[-6:]:
+        if _ARGUMENT.search(clean(line.text)):
+            shown = (case.line(line.offset, line.text),)
+            yield _Finding(Named("DR711", "likely", _first_line(line.text.strip())), shown, weight=42)
+            return
 
 
 def _ooms(case: _Case) -> list[Event]:

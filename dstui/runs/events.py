@@ -91,6 +91,8 @@ class Failure:
     """What a launcher or scheduler put before its lines: another one is another process."""
     chained: bool = False
     """Another exception follows, raised because of it or while it was handled."""
+    aside: bool = False
+    """It ended a thread, not its process (``Exception in thread ...``)."""
 
     @property
     def short(self) -> str:
@@ -151,7 +153,8 @@ _HELD_OUT = re.compile(r"(?:eval|evaluation|val|valid|validation|test)[ /:-]*$",
 _OVERFLOW = re.compile(r"OVERFLOW!|Reducing dynamic loss scale|Current loss scale already at minimum")
 _SCALES = re.compile(r"(?:loss scale:? |from )([\d.e+]+),? ?(?:reducing )?to ([\d.e+]+)")
 _OOM = re.compile(
-    r"(?:CUDA|HIP|NPU) out of memory|OutOfMemoryError|Tried to allocate [\d.]+ [KMG]iB|CUBLAS_STATUS_ALLOC_FAILED"
+    r"(?:CUDA|HIP|NPU) out of memory|OutOfMemoryError|Tried to allocate [\d.]+ [KMG]iB|CUBLAS_STATUS_ALLOC_FAILED|"
+    r"Cuda failure (?:\d+ )?'out of memory'|Failed to CUDA [cm]alloc"
 )
 _PINNED = re.compile(
     r"^\[pinned-memory[^\]]*\] (?:crossed [\d.]+ \w+: )?([\d.]+) ([KMG]?B) pinned across (\d+) alloc"
@@ -195,12 +198,14 @@ _BOX_FRAME = re.compile(r"^[│|] (\S.*?):(\d+) in (\S+)")
 _DRAWN = re.compile(r"^.*\d%\|.*?\| *\d+/\d+ \[[^\]]*\] *")
 """A bar that was being drawn when something else began."""
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*(?:Z|[+-]\d\d:?\d\d)?")
-_IGNORED = re.compile(r"Exception ignored in")
+_IGNORED = re.compile(r"^(.*?)Exception ignored in")
+_THREAD = re.compile(r"^(.*?)Exception in thread \S")
 _FRAME = re.compile(r'^\s+File "(.*?)", line (\d+), in (.*)$')
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*)(?:: ?(.*))?$")
 _AFTER = re.compile(
     r"During handling of the above exception|The above exception was the direct cause|\[\d{4}-\d\d-\d\d|"
-    r"\[?[WEIF]\d{4} \d\d:\d\d|\d{4}-\d\d-\d\d[ T]\d\d:\d\d|\[(?:rank|default)\d+\]|(?:step|iter)\b|\{'",
+    r"\[?[WEIF]\d{4} \d\d:\d\d|\d{4}-\d\d-\d\d[ T]\d\d:\d\d|\[(?:rank|default)\d+\]|(?:step|iter)\b|\{'|"
+    r"\s*\[(?:WARNING|INFO|ERROR)\]|(?:WARNING|INFO|ERROR):|Exception (?:ignored in|in thread)|srun: |slurmstepd: ",
     re.IGNORECASE,
 )
 """Lines that are no longer part of an exception's message."""
@@ -208,7 +213,7 @@ _TRIGGER = re.compile(
     r"step|loss|pinned across|time \(ms\)|MA \d|\d%\||OVERFLOW|cache flushes|spawned|exits |Killing sub|exitcode|world_size=|extension|"
     r"built successfully|op: |^\[\d+/\d+\]|^ninja|oading|etching|DeepSpeed|ZeRO stage|is created|groups summary|"
     r"Tried to allocate|ALLOC_FAILED|TorchBackend|Running training|NCCL|nccl|Gloo|collective|monitoredBarrier|Connection|Traceback|out of memory|OutOfMemory|SIGTERM|"
-    r"SIGINT|cmd = |iter|return code|signal SIG|Signals\.SIG|^\s*rank +: |Exception ignored",
+    r"SIGINT|cmd = |iter|return code|signal SIG|Signals\.SIG|^\s*rank +: |Exception i",
     re.IGNORECASE,
 )
 GB = 1 << 30
@@ -274,7 +279,7 @@ class _Trace:
         self.start = start
         self.tag = tag
         self.boxed = boxed
-        self.ignored = False
+        self.note: str | None = None
         self.rank = _rank_of(tag)
         self.prefix = _as_prefix(tag)
         self.frames: list[Frame] = []
@@ -284,7 +289,7 @@ class _Trace:
         self.chained = False
 
     def done(self) -> Failure | None:
-        if self.head is None or self.ignored:
+        if self.head is None or self.note == "ignored":
             return None
         offset, kind, message = self.head
         while self.details and not self.details[-1].strip():
@@ -299,6 +304,7 @@ class _Trace:
             self.start,
             _MOMENT.sub("", self.tag).strip(),
             self.chained,
+            self.note == "thread",
         )
 
 
@@ -324,8 +330,9 @@ class Parser:
         """``pattern``: how the script reports a step (``step_pattern``)."""
         self._open: dict[str, _Trace] = {}
         self._own = step_pattern(pattern) if pattern else None
-        self._ignore = False
-        """The next traceback is one that Python printed and went on (``Exception ignored in``)."""
+        self._notes: dict[str, str] = {}
+        """What Python said before the next traceback of a source: that it goes on (``Exception ignored in``), or that
+        a thread ended by it."""
 
     def feed_all(self, lines: Iterable[Line]) -> list[Event]:
         events: list[Event] = []
@@ -382,8 +389,7 @@ class Parser:
         key = _MOMENT.sub("", tag).strip()
         closed = self._close(key) if key in self._open else []
         trace = _Trace(line.offset, tag, boxed is not None)
-        trace.ignored = self._ignore
-        self._ignore = False
+        trace.note = self._notes.pop(key, None)
         self._open[key] = trace
         return closed
 
@@ -418,6 +424,8 @@ class Parser:
             return []
         key, body = owned
         trace = self._open[key]
+        if trace.head is not None and self._note(text):
+            return self._close(key)
         trace.lines += 1
         if trace.lines > self.MAX_LINES or "Traceback (most recent call last)" in body:
             return self._close(key)
@@ -464,13 +472,23 @@ class Parser:
             m = _RANK.match(rest)
             rank = int(m.group(1)) if m else None
         body = rest[m.end() :] if m else rest
-        if _IGNORED.search(body):
-            self._ignore = True
+        self._note(text)
         found = self._read(line, body, text)
         if not found:
             return []
         kind, values = found
         return [Event(kind, line.offset, values, rank, stamp, text)]
+
+    def _note(self, text: str) -> bool:
+        """Whether the line says what the next traceback of its source is worth."""
+        if "Exception i" not in text:
+            return False
+        for pattern, note in ((_IGNORED, "ignored"), (_THREAD, "thread")):
+            m = pattern.match(text)
+            if m:
+                self._notes[_MOMENT.sub("", m.group(1)).strip()] = note
+                return True
+        return False
 
     def _bar(self, line: Line, text: str) -> list[Event]:
         found = self._read_bar(text)
@@ -729,8 +747,8 @@ _SIMPLE: tuple[tuple[re.Pattern[str], Any], ...] = (
     (_WORLD, lambda m, b: ("world", {"size": int(m.group(1))})),
     (re.compile(r"^cmd = "), lambda m, b: ("command", {})),
     (re.compile(r"Main process received SIG(?:TERM|INT)"), lambda m, b: ("signal", {})),
-    (_COLLECTIVE, lambda m, b: ("collective", {"timeout": "NCCL WARN" not in b and _TIMED_OUT.search(b) is not None})),
     (_OOM, lambda m, b: ("oom", {})),
+    (_COLLECTIVE, lambda m, b: ("collective", {"timeout": "NCCL WARN" not in b and _TIMED_OUT.search(b) is not None})),
     (_OPS, _ops),
     (_READY, lambda m, b: ("ready", {})),
     (_LOADING, lambda m, b: ("loading", {})),

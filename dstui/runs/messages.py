@@ -88,7 +88,7 @@ MESSAGES: tuple[Message, ...] = (
          r"The detected CUDA version \([\d.]+\) mismatches",
          "cuda_home", "cudamismatch", "missingcuda", "installed cuda", "torch was compiled", "nvcc", "detected cuda"),
     _say("DR701", r"Error building extension '|Unable to JIT load the |Ninja is required to load|"
-         r"requires the dev libaio|/ld: cannot find -l|/ld: can not find -l|nvcc fatal|'-v'\]' returned non-zero|"
+         r"(?<!\[WARNING\] )(?<!\[WARNING\]  )async_io requires the dev libaio|/ld: cannot find -l|/ld: can not find -l|nvcc fatal|'-v'\]' returned non-zero|"
          r"error: (?:inlining failed in call to|target specific option mismatch)|compilation error .*_mm\d|"
          r"fatal error: (?:Python|cuda\w*|cublas\w*|curand\w*|cusparse\w*|cusolver\w*|libaio|omp|nv\w+)\.h: No such file|"
          r"No module named 'deepspeed\.ops\.\w+_op|has no attribute 'ds_opt_adam'|"
@@ -168,9 +168,9 @@ MESSAGES: tuple[Message, ...] = (
     _say("DR503", r"Address already in use|EADDRINUSE|errno: 98\b", "already in use", "eaddrinuse", "errno: 98"),
     _say("DR504", r"Timed out initializing process group|The client socket has (?:timed out|failed to connect)|"
          r"Timed out after \d+ seconds waiting for clients|store based barrier.*(?:timed? ?out|timeout)|"
-         r"waiting for clients\. \d+/\d+ clients joined|--master_addr= |Rendezvous\w*Error|"
+         r"waiting for clients\. \d+/\d+ clients joined|--master_addr= |(?<!due to an error of type )Rendezvous\w*Error|"
          r"(?:Could not resolve|failed to resolve|getaddrinfo|Name or service not known).*(?:master|host|service|\d{4,5})|"
-         r"No route to host|RendezvousTimeoutError|RendezvousConnectionError",
+         r"No route to host",
          "initializing process group", "client socket", "waiting for clients", "store based barrier", "--master_addr=",
          "rendezvous", "resolve", "getaddrinfo", "not known", "no route to host"),
     _say("DR501", r"Watchdog caught collective operation timeout|failed to pass monitoredBarrier|monitoredBarrier.*timed? ?out|"

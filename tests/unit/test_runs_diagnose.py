@@ -444,3 +444,116 @@ def test_an_abort_while_python_ends_is_the_exceptions_own(tmp_path: Path, last: 
     ended = {"outcome": "failed", "code": 250, "signal": "SIGABRT", "rank_code": -6, "first_rank": 1}
     found = diagnose_run(make_run(tmp_path, log, ended)).cause
     assert found is not None and (found.code, found.certainty) == ("DR710", certainty)
+
+
+STEPS = "".join(f"step {n} loss {3 - n / 10:.2f}\n" for n in range(8))
+
+
+@pytest.mark.parametrize("prefix", ["", "0: ", "[rank1]: ", "node3: [rank1]: "])
+def test_what_python_ignores_is_no_cause(prefix: str) -> None:
+    """A callback at exit, a destructor: the words of two ranks, one after the other, may be mixed."""
+    one = (
+        "Exception ignored in atexit callback: <function store at 0x7f01>\n"
+        "Traceback (most recent call last):\n"
+        '  File "/v/site-packages/deepspeed/ops/x.py", line 105, in put\n'
+        "    os.replace(self.path + '.tmp', self.path)\n"
+        "FileNotFoundError: [Errno 2] No such file or directory: '/h/a.pickle.tmp' -> '/h/a.pickle'\n"
+    )
+    text = STEPS + "".join(prefix + line + "\n" for line in (one + one).splitlines())
+    assert diagnose(text, text=True).cause is None
+
+
+def test_two_sources_are_ignored_each_for_itself() -> None:
+    lines = [
+        "0: Exception ignored in: <function D.__del__ at 0x7f01>",
+        "1: Traceback (most recent call last):",
+        '1:   File "/w/train.py", line 3, in <module>',
+        "0: Traceback (most recent call last):",
+        '0:   File "/v/x.py", line 5, in __del__',
+        "1: ValueError: a row without labels",
+        "0: OSError: closed",
+    ]
+    found = diagnose("\n".join(lines), text=True)
+    assert found.cause is not None and "a row without labels" in found.cause.detail
+
+
+def test_a_thread_that_ended_is_weaker_than_what_ended_its_process() -> None:
+    thread = (
+        "Exception in thread Thread-4 (_pin_memory_loop):\nTraceback (most recent call last):\n"
+        '  File "/v/threading.py", line 1045, in _bootstrap_inner\n    self.run()\n'
+        "ConnectionResetError: [Errno 104] gone\n"
+    )
+    own = 'Traceback (most recent call last):\n  File "/w/train.py", line 3, in <module>\n    f()\nValueError: bad row\n'
+    found = diagnose(STEPS + thread + own, text=True)
+    assert found.cause is not None and "bad row" in found.cause.detail
+
+
+def test_the_other_nodes_agent_that_lost_its_store_is_an_echo() -> None:
+    text = (
+        "0: E0316 13:16:32.769000 575 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: -7) "
+        "local_rank: 1 (pid: 575909) of binary: /v/bin/python\n"
+        "1: W0316 13:16:35.279000 345 torch/distributed/elastic/rendezvous/dynamic_rendezvous.py:1282] The node 'n2_345_0' "
+        "has failed to shutdown the rendezvous '1114' due to an error of type RendezvousConnectionError.\n"
+        '1: Traceback (most recent call last):\n1:   File "/v/bin/torchrun", line 33, in <module>\n'
+        "1: torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has "
+        "failed. See inner exception for details.\n"
+    )
+    found = diagnose(text, text=True)
+    assert found.cause is not None and found.cause.code == "DR403"
+    alone = STEPS + "".join(line + "\n" for line in text.splitlines()[1:2])
+    assert diagnose(alone, text=True).cause is None  # the other node was through a second earlier
+
+
+def test_a_warning_about_an_op_that_nobody_uses_is_no_cause() -> None:
+    warning = (
+        "n1:  [WARNING]  async_io requires the dev libaio .so object and headers but these were not found.\n"
+    )
+    assert diagnose(warning * 3 + STEPS, text=True).cause is None
+    failed = 'Traceback (most recent call last):\n  File "/w/pretrain.py", line 3, in <module>\n    f()\nRuntimeError: X is not set\n'
+    found = diagnose(failed + warning, text=True)
+    assert found.cause is not None and (found.cause.code, found.others) == ("DR710", ())
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["Last error:\nFailed to CUDA calloc async 4 bytes", "Last error:\nCuda failure 'out of memory'"],
+)
+def test_nccl_without_room_on_its_card(said: str) -> None:
+    text = (
+        "Traceback (most recent call last):\n"
+        '  File "/w/pretrain.py", line 3, in <module>\n    f()\n'
+        "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:230, unhandled cuda error, NCCL version 2.27.5\n"
+        f"ncclUnhandledCudaError: Call to CUDA function failed.\n{said}\n"
+    )
+    found = diagnose(text, text=True)
+    assert found.cause is not None and found.cause.code == "DR101"
+    found = diagnose(
+        "h:1:2 [1] alloc.h:228 NCCL WARN Cuda failure 2 'out of memory'\n" + text[-30:], text=True
+    )
+    assert found.cause is not None and found.cause.code == "DR101"
+
+
+def test_a_loss_that_sank_below_what_is_printed() -> None:
+    sank = "".join(f"step {n} loss {x}\n" for n, x in enumerate((0.9, 0.02, 0.0004, 0.0, 0.0, 0.0, 0.0)))
+    assert diagnose(sank, text=True).cause is None
+    fell = "".join(f"step {n} loss {x}\n" for n, x in enumerate((2.4, 2.3, 0.0, 0.0, 0.0, 0.0)))
+    found = diagnose(fell, text=True)
+    assert found.cause is not None and found.cause.code == "DR604"
+
+
+def test_arguments_that_a_script_refuses_without_a_launchers_word() -> None:
+    text = "usage: train.py [-h] [--bf16]\ntrain.py: error: argument --fp16: Truthy value expected: got s\n"
+    found = diagnose(text, text=True)
+    assert found.cause is not None and found.cause.code == "DR711" and "--fp16" in found.cause.detail
+    assert diagnose("note.py: error: see below\n" + STEPS, text=True).cause is None
+
+
+def test_a_config_that_lies_on_one_node_only() -> None:
+    text = traceback(
+        "binascii.Error",
+        "Incorrect padding",
+        ("deepspeed/runtime/config.py", "__init__"),
+        ("base64.py", "b64decode"),
+    )
+    found = diagnose(text, text=True)
+    assert found.cause is not None and found.cause.code == "DR706"
