@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import stat
 import sys
 import time
 from collections.abc import Callable
@@ -89,6 +90,9 @@ def copy(
             _("{path}: {cause}").format(path=run.out_log, cause=e.strerror),
             _("a running supervisor makes it again within a second"),
         ) from e
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise DstuiError(_("{path}: no regular file").format(path=run.out_log))
     try:
         offset = 0 if lines is None else _last_lines(fd, lines)
         while True:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dstui.errors import DstuiError
@@ -20,6 +21,8 @@ from dstui.runs.store import RunDir
 
 STOP_SECONDS = 60.0
 """How long ``stop`` waits: the ladder INT 20 s, TERM 15 s, KILL ends well before."""
+TAKEN_SECONDS = 5.0
+"""A supervisor looks for requests every second."""
 _POLL = 0.1
 
 
@@ -44,7 +47,10 @@ def stop(run: RunDir, now: bool = False, timeout: float | None = STOP_SECONDS) -
     """
     if run.has_ended():
         return Stopped(True, store.state(run), already=True)
-    look = store.liveness(run)
+    try:
+        look = store.liveness(run)
+    except DstuiError:
+        return _stop_damaged(run, now, timeout)
     if look.supervisor is False:
         if run.has_ended():
             return Stopped(True, store.state(run), already=True)
@@ -76,7 +82,27 @@ def stop(run: RunDir, now: bool = False, timeout: float | None = STOP_SECONDS) -
     return Stopped(False, store.state(run))
 
 
-def _ask(run: RunDir, now: bool) -> None:
+def _stop_damaged(run: RunDir, now: bool, timeout: float | None) -> Stopped:
+    """The manifest is unreadable: a supervisor that lives takes the request all the same, else whatever carries the
+    run's id is ended from here."""
+    asked = _ask(run, now)
+    taken_by = time.monotonic() + TAKEN_SECONDS
+    while asked.exists() and time.monotonic() < taken_by:
+        time.sleep(_POLL)
+    if asked.exists():
+        asked.unlink(missing_ok=True)
+        killed = end_orphans(run, now=now)
+        return Stopped(True, "lost", already=not killed, killed=tuple(p.pid for p in killed))
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while deadline is None or time.monotonic() < deadline:
+        if run.has_ended():
+            return Stopped(True, store.state(run))
+        time.sleep(_POLL)
+    return Stopped(False, "running")
+
+
+def _ask(run: RunDir, now: bool) -> Path:
+    """Write the request; where it lies until the supervisor takes it."""
     request: dict[str, Any] = {
         "schema_version": 1,
         "request": "stop",
@@ -85,10 +111,11 @@ def _ask(run: RunDir, now: bool) -> None:
         "by": {"user": _user(), "host": here().host, "pid": os.getpid()},
     }
     name = f"stop-{time.time_ns()}-{os.getpid()}"
-    temporary = run.requests_dir / f".{name}.tmp"
+    path, temporary = run.requests_dir / f"{name}.json", run.requests_dir / f".{name}.tmp"
     try:
         temporary.write_text(json.dumps(request) + "\n", encoding="utf-8")
-        temporary.rename(run.requests_dir / f"{name}.json")
+        temporary.rename(path)
+        return path
     except OSError as e:
         raise DstuiError(
             _("cannot write the request to {path}: {cause}").format(

@@ -180,6 +180,8 @@ class LogKeeper:
         self.punched = _LOG_HEAD
         self.punched_ranks: dict[Path, int] = {}
         self.can_punch = True
+        self.size = 0
+        """Bytes at the last look."""
         self.ahead: dict[Path, int] = {}
         """Up to where blocks are reserved in each file; -1 where the file system cannot."""
 
@@ -191,6 +193,10 @@ class LogKeeper:
         """Look after the file; an event to record when something happened to it."""
         event = self._recover()
         size = os.fstat(self.fd).st_size
+        if size < self.size:
+            event = self._cut(self.size) or event
+            size = os.fstat(self.fd).st_size
+        self.size = size
         if self.copied is not None:
             self._copy(size)
         self._bound_rank_logs()
@@ -305,6 +311,16 @@ class LogKeeper:
             store.write_text(self.run.out_log, note)
         return {"event": "log_gap", "lost": self.copied}
 
+    def _cut(self, before: int) -> dict[str, Any]:
+        """Somebody truncated the file: what is reserved behind its old end is gone as well."""
+        self.punched = _LOG_HEAD
+        self.ahead.pop(self.run.out_log, None)
+        if self.copied is not None:
+            self.copied = 0
+        with contextlib.suppress(OSError):
+            os.write(self.fd, f"[dstui] out.log was cut here; {before} bytes before are lost\n".encode())
+        return {"event": "log_gap", "lost": before}
+
     def _copy(self, size: int) -> None:
         assert self.copied is not None
         try:
@@ -361,6 +377,8 @@ class Supervisor:
         self.own: dict[Process, int] = {}
         """How often the environment of a descendant was read without finding another run."""
         self.asked_to_quit: int | None = None
+        self.manifest_seen: tuple[int, int, int] | None = None
+        """Inode, size and time of change of the manifest when it was last found to be sound."""
 
     # -- start ---------------------------------------------------------------------------------------
 
@@ -742,6 +760,7 @@ class Supervisor:
         if now >= self.next_beat:
             self.beat(now)
             self.look_at_disk()
+            self.keep_manifest()
         self.tell_stall(now)
         self.look_at_nodes(now)
         self.hooks.tick(now)
@@ -784,6 +803,22 @@ class Supervisor:
             return
         self.event("node_failed", host=self.failed_node[0])
         self.begin_stop({"node": self.failed_node[0]}, now=True, failed=True)
+
+    def keep_manifest(self) -> None:
+        """Somebody removed, emptied or damaged it (an editor, a full disk): nobody could find or stop the run."""
+        try:
+            s = self.run.manifest_path.stat()
+            seen = (s.st_ino, s.st_size, s.st_mtime_ns)
+        except OSError:
+            seen = None
+        if seen is not None and seen == self.manifest_seen:
+            return
+        self.manifest_seen = seen
+        if store.read_json(self.run.manifest_path) is not None or not self.run.path.is_dir():
+            return
+        with contextlib.suppress(OSError):
+            store.write_json(self.run.manifest_path, self.manifest)
+            self.event("manifest_restored")
 
     def look_at_disk(self) -> None:
         try:

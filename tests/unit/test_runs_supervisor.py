@@ -674,3 +674,46 @@ def test_csv_monitor_s_files_are_there_before_the_first_step(begin: Callable[...
     own = {"csv_monitor": {"enabled": True, "output_path": "/x/mine", "job_name": "j"}}
     assert metric_files(own, run.metrics_dir) == []
     ended(run)
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", None])
+def test_a_damaged_manifest_is_made_whole_again(begin: Callable[..., RunDir], damage: str | None) -> None:
+    run = begin("import time\nprint('up', flush=True)\ntime.sleep(600)\n")
+    says(run, "up")
+    before = run.manifest
+    if damage is None:
+        run.manifest_path.unlink()
+    else:
+        run.manifest_path.write_text(damage)
+    until(lambda: store.read_json(run.manifest_path))
+    assert run.manifest == before and store.state(run) == "running"
+    assert "manifest_restored" in events(run)
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_run_with_a_damaged_manifest_can_be_stopped(begin: Callable[..., RunDir], alive: bool) -> None:
+    run = begin("import time\nprint('up', flush=True)\ntime.sleep(600)\n")
+    says(run, "up")
+    manifest = run.manifest
+    if not alive:
+        lost(run)
+    run.manifest_path.write_text("")
+    done = stop(run, now=True)
+    assert done.ended and done.state == ("stopped" if alive else "lost") and bool(done.killed) == (not alive)
+    assert marked(run.id) == [] and list(run.requests_dir.glob("*.json")) == []
+    store.write_json(run.manifest_path, manifest)
+
+
+def test_a_log_that_is_cut_says_so(begin: Callable[..., RunDir]) -> None:
+    run = begin("import time\nwhile True: print('on' * 50, flush=True); time.sleep(0.05)\n")
+    until(lambda: run.out_log.stat().st_size > 2000)
+    samples = run.samples_dir / "1s.jsonl"
+    until(lambda: samples.exists() and len(samples.read_text().splitlines()) > 2)  # it has looked at the log
+    os.truncate(run.out_log, 0)
+    until(lambda: "log_gap" in events(run))
+    says(run, "out.log was cut here")
+    size = run.out_log.stat().st_size
+    until(lambda: run.out_log.stat().st_size > size + 1000)
+    view = RunView(run)
+    assert "on" in view.poll().log[-1]
+    view.close()
