@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from dstui.errors import DstuiError, Exit
@@ -49,10 +50,11 @@ def run(args: argparse.Namespace) -> int:
                 "state": done.state,
                 "already": done.already,
                 "locks_removed": removed,
+                "nodes_left": [dict(r) for r in done.nodes],
                 "problem": None,
             }
         )
-        if not done.ended:
+        if not done.ended or done.nodes:
             code = Exit.CANNOT
         if args.json:
             continue
@@ -76,8 +78,26 @@ def run(args: argparse.Namespace) -> int:
             )
         else:
             print(_("run {id}: {state}").format(id=target.id, state=done.state))
+        for record in done.nodes:
+            print(of_node(record), file=sys.stderr)
+        if done.nodes:
+            print(_("  when they answer again: dstui stop {id}").format(id=target.id), file=sys.stderr)
         for path in removed:
             print(_("  removed the lock of its unfinished op build: {path}").format(path=path))
     if args.json:
         print(json.dumps({"schema_version": 1, "runs": answers}))
     return code
+
+
+def of_node(record: Mapping[str, Any]) -> str:
+    """What lives, or may live, on a node after the stop."""
+    host, left = record["host"], record.get("left")
+    if left is None:
+        return _("  node {host} does not answer ({detail}): the ranks there may live on").format(
+            host=host, detail=record.get("detail") or record.get("problem")
+        )
+    return ngettext(
+        "  node {host}: {n} process of the run is still alive",
+        "  node {host}: {n} processes of the run are still alive",
+        left,
+    ).format(host=host, n=left)

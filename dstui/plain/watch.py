@@ -17,6 +17,7 @@ from dstui.plain.which import run_to_read
 from dstui.runs import replay
 from dstui.runs.alerts import Alert
 from dstui.runs.causes import CHECKPOINTS
+from dstui.runs.nodes import elsewhere_text
 from dstui.runs.stacks import Stacks, dump
 from dstui.runs.state import Phase
 from dstui.runs.store import LIVE, RunDir, state, state_word
@@ -265,6 +266,8 @@ def render(shot: Snapshot) -> str:
         if r.code is not None:
             parts.append(_("exit code {code}").format(code=r.code))
         lines.append("  " + "  ".join(parts))
+    if shot.elsewhere and not shot.over:
+        lines.append("  " + elsewhere_text(shot.elsewhere, shot.world_size, shot.nodes))
     for c in shot.comparisons:
         if c.expected is not None:
             measured = gib(c.measured) if c.measured is not None else _("not measured")

@@ -71,6 +71,7 @@ class Adopter(Supervisor):
         return not any(w.ended_at is None for w in self.watched.values()) and not self.scan(time.monotonic())
 
     def conclude(self) -> None:
+        self.end_on_nodes(only_look=self.stop is None)
         self.free_shared_memory()
         self.end_sampling()
         ranks = sorted((w for w in self.watched.values() if w.rank is not None), key=_order)
@@ -85,6 +86,8 @@ class Adopter(Supervisor):
             "launcher_signal": None,
             "rank_code": None,
             "first_rank": None,
+            "first_node": None,
+            "nodes": self.reach.records() if self.reach is not None else None,
             "reason": "its supervisor was killed; the exit code is unknown",
             "ranks": [self.rank_record(w) for w in ranks],
             "leftovers": [],

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from dstui.errors import DstuiError
 from dstui.i18n import _
 from dstui.runs import store
+from dstui.runs.nodes import Reach, host_names, left_behind
 from dstui.runs.processes import Process, alive, here, marked, send
 from dstui.runs.store import RunDir
 
@@ -23,6 +25,12 @@ STOP_SECONDS = 60.0
 """How long ``stop`` waits: the ladder INT 20 s, TERM 15 s, KILL ends well before."""
 TAKEN_SECONDS = 5.0
 """A supervisor looks for requests every second."""
+LADDER: tuple[tuple[int, float], ...] = (
+    (signal.SIGINT, 20.0),
+    (signal.SIGTERM, 15.0),
+    (signal.SIGKILL, 10.0),
+)
+LADDER_NOW: tuple[tuple[int, float], ...] = ((signal.SIGTERM, 3.0), (signal.SIGKILL, 10.0))
 _POLL = 0.1
 
 
@@ -35,6 +43,8 @@ class Stopped:
     state: str
     already: bool = False
     killed: tuple[int, ...] = ()
+    nodes: tuple[Mapping[str, Any], ...] = ()
+    """Nodes where something of the run lives, or may live (``dstui.runs.nodes.Reach.records``)."""
 
 
 def stop(run: RunDir, now: bool = False, timeout: float | None = STOP_SECONDS) -> Stopped:
@@ -43,9 +53,14 @@ def stop(run: RunDir, now: bool = False, timeout: float | None = STOP_SECONDS) -
     ``now`` skips the polite part (TERM, 3 s, KILL). A supervisor on this host is woken by a signal after
     its pid *and* start time were compared; one on another host finds the request within a second. A
     ``lost`` run on this host: the processes that carry its id are ended from here. Raises DstuiError
-    when the run is lost on another host, or the request cannot be written.
+    when the run is lost on another host, or the request cannot be written. A run that has ended while a node did not
+    answer: that node is asked again.
     """
     if run.has_ended():
+        again = _left_on_nodes(run)
+        if again:
+            left = _end_on_nodes(run, [str(r["host"]) for r in again], now=True)
+            return Stopped(True, store.state(run), nodes=left)
         return Stopped(True, store.state(run), already=True)
     try:
         look = store.liveness(run)
@@ -61,8 +76,11 @@ def stop(run: RunDir, now: bool = False, timeout: float | None = STOP_SECONDS) -
                 ),
                 _("stop it there: dstui stop {id}").format(id=run.id),
             )
+        left = _end_on_nodes(run, _hosts(run), now)
         killed = end_orphans(run, now=now)
-        return Stopped(True, "lost", already=not killed, killed=tuple(p.pid for p in killed))
+        return Stopped(
+            True, "lost", already=not (killed or left), killed=tuple(p.pid for p in killed), nodes=left
+        )
     _ask(run, now)
     if look.here:
         supervisor = run.process("supervisor")
@@ -72,14 +90,38 @@ def stop(run: RunDir, now: bool = False, timeout: float | None = STOP_SECONDS) -
     deadline = None if timeout is None else time.monotonic() + timeout
     while deadline is None or time.monotonic() < deadline:
         if run.has_ended():
-            return Stopped(True, store.state(run))
+            return Stopped(True, store.state(run), nodes=_left_on_nodes(run))
         if look.here and store.liveness(run).supervisor is False:
             if run.has_ended():
-                return Stopped(True, store.state(run))
+                return Stopped(True, store.state(run), nodes=_left_on_nodes(run))
+            left = _end_on_nodes(run, _hosts(run), now)
             killed = end_orphans(run, now=now)
-            return Stopped(True, "lost", killed=tuple(p.pid for p in killed))
+            return Stopped(True, "lost", killed=tuple(p.pid for p in killed), nodes=left)
         time.sleep(_POLL)
     return Stopped(False, store.state(run))
+
+
+def _hosts(run: RunDir) -> tuple[str, ...]:
+    return host_names(run.manifest)
+
+
+def _left_on_nodes(run: RunDir) -> tuple[Mapping[str, Any], ...]:
+    """What ``exit.json`` says of its nodes, less those that a later stop has cleared."""
+    cleared = {h for e in run.events() if e.get("event") == "nodes_cleared" for h in e.get("hosts") or ()}
+    return tuple(r for r in left_behind((run.exit or {}).get("nodes")) if r["host"] not in cleared)
+
+
+def _end_on_nodes(run: RunDir, hosts: Sequence[str], now: bool) -> tuple[Mapping[str, Any], ...]:
+    """End the run's processes on these nodes, from here; the records of those where something is left."""
+    if not hosts:
+        return ()
+    reach = Reach(hosts, str(run.manifest.get("python")), run.id, os.environ)
+    reach.end(LADDER_NOW if now else LADDER)
+    left = left_behind(reach.records())
+    gone = [h for h in hosts if h not in {r["host"] for r in left}]
+    with contextlib.suppress(OSError):
+        run.append_event("nodes_cleared", hosts=gone)
+    return tuple(left)
 
 
 def _stop_damaged(run: RunDir, now: bool, timeout: float | None) -> Stopped:
@@ -148,11 +190,15 @@ def orphans(run: RunDir) -> list[Process]:
 
 
 def end_orphans(run: RunDir, now: bool = False) -> list[Process]:
-    """INT, TERM, KILL (``now``: TERM, KILL) to every orphan of ``run``; returns those that were there."""
+    """INT, TERM, KILL (``now``: TERM, KILL) to every orphan of ``run``; returns those that were there.
+
+    Of a run on several nodes, KILL alone: what is left here then is DeepSpeed's launcher, which would answer with a
+    signal to every DeepSpeed training on these nodes (``dstui.runs.nodes``).
+    """
     seen: dict[Process, None] = {}
-    ladder = [(signal.SIGTERM, 3.0), (signal.SIGKILL, 10.0)]
-    if not now:
-        ladder = [(signal.SIGINT, 20.0), (signal.SIGTERM, 15.0), (signal.SIGKILL, 10.0)]
+    ladder = LADDER_NOW if now else LADDER
+    with contextlib.suppress(DstuiError):
+        ladder = LADDER[-1:] if _hosts(run) else ladder
     for number, seconds in ladder:
         told: set[Process] = set()
         deadline = time.monotonic() + seconds

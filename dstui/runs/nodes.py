@@ -18,12 +18,14 @@ import shlex
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dstui.i18n import ngettext
 from dstui.runs import redact
 from dstui.runs.processes import RUN_ID_VARIABLE
 
@@ -33,6 +35,7 @@ machine carries only the run's id, so the two are told apart where a node is thi
 CONNECT_SECONDS = 5
 ANSWER_SECONDS = 20.0
 _PARALLEL = 32
+_LOOK_SECONDS = 0.5
 
 _HANDED_ON = (
     "CUDA_", "NCCL_", "GLOO_", "TORCH", "PYTORCH_", "DS_", "DEEPSPEED_", "HF_", "TRANSFORMERS_", "ACCELERATE_",
@@ -96,12 +99,16 @@ def signalled(run, number):
     if number:
         for process in found:
             tell(process, number)
-    return {"processes": len(found), "ranks": sorted(r for _p, _s, r in found if r is not None)}
+    kills = [x.split()[1] for x in read("/proc/vmstat").splitlines() if x.startswith(b"oom_kill ")]
+    return {"oom_kills": int(kills[0]) if kills else None, "processes": len(found), "ranks": sorted(r for _p, _s, r in found if r is not None)}
 
-def same(path):
+def seen(path):
     try:
-        s = os.stat(path)
-        return [s.st_ino, int(s.st_mtime)]
+        digest = None
+        if os.path.isfile(path):
+            import hashlib
+            digest = hashlib.sha256(read(path)).hexdigest()
+        return [os.stat(path).st_ino, os.path.isdir(path), digest]
     except OSError:
         return None
 
@@ -119,7 +126,7 @@ def checked(cwd, files, packages, port):
     except ImportError:
         pass
     answer["cwd"] = os.path.isdir(cwd)
-    answer["files"] = {path: same(path) for path in files}
+    answer["files"] = {path: seen(path) for path in files}
     answer["gpus"] = sum(n.startswith("nvidia") and n[6:].isdigit() for n in os.listdir("/dev"))
     try:
         answer["interfaces"] = sorted(os.listdir("/sys/class/net"))
@@ -268,9 +275,8 @@ class Reach:
         self._thread: threading.Thread | None = None
         self.answers: dict[str, Answer] = {}
         """The last answer of each node."""
-        self.met: dict[str, int] = {}
-        """The most processes of the run that were seen on each node."""
-        self.rounds = 0
+        self._kills: dict[str, int] = {}
+        """What each node's kernel had counted when it was first asked."""
 
     def tell(self, number: int) -> None:
         """``number`` to every process of the run on every node; 0 only looks. Not while ``busy``."""
@@ -282,9 +288,10 @@ class Reach:
             self.hosts, self._python, "signalled", self._env, run=self._run_id, number=int(number)
         )
         for host, answer in found.items():
-            self.met[host] = max(self.met.get(host, 0), int(answer.said.get("processes") or 0))
+            kills = answer.said.get("oom_kills")
+            if isinstance(kills, int):
+                self._kills.setdefault(host, kills)
         self.answers = found
-        self.rounds += 1
 
     @property
     def busy(self) -> bool:
@@ -294,6 +301,10 @@ class Reach:
         if self._thread is not None:
             self._thread.join()
 
+    def _more_kills(self, host: str, now: Any) -> int | None:
+        """Processes that the kernel of that node killed for memory since it was first asked."""
+        return now - self._kills[host] if isinstance(now, int) and host in self._kills else None
+
     @property
     def clear(self) -> bool:
         """Every node answered, and none has a process of the run."""
@@ -302,8 +313,24 @@ class Reach:
         )
 
     @property
-    def unreached(self) -> tuple[str, ...]:
-        return tuple(h for h, a in self.answers.items() if a.problem is not None)
+    def silent(self) -> bool:
+        """Some do not answer; those that do have no process of the run."""
+        return not self.clear and all(
+            a.problem is not None or not a.said.get("processes") for a in self.answers.values()
+        )
+
+    def end(self, ladder: Sequence[tuple[int, float]]) -> None:
+        """Signal after signal, each with its seconds, until every node that answers is clear. Waits."""
+        for number, seconds in ladder:
+            deadline = time.monotonic() + seconds
+            self.tell(number)
+            self.join()
+            while not (self.clear or self.silent) and time.monotonic() < deadline:
+                time.sleep(_LOOK_SECONDS)
+                self.tell(0)
+                self.join()
+            if self.clear:
+                return
 
     def records(self) -> list[dict[str, Any]]:
         """For ``exit.json``: what is left on each node (null: it did not answer), and why."""
@@ -312,6 +339,7 @@ class Reach:
                 "host": host,
                 "left": None if a.problem else int(a.said.get("processes") or 0),
                 "ranks": list(a.said.get("ranks") or ()),
+                "oom_kills": self._more_kills(host, a.said.get("oom_kills")),
                 "problem": a.problem,
                 "detail": a.detail or None,
             }
@@ -323,6 +351,22 @@ def host_names(manifest: Mapping[str, Any]) -> tuple[str, ...]:
     """The nodes that a run was started on over ssh; () for a run on one machine."""
     hosts = manifest.get("hosts") or ()
     return tuple(str(h["name"]) for h in hosts if isinstance(h, dict) and h.get("name"))
+
+
+def elsewhere(manifest: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]:
+    """How many ranks of a run are on nodes that its supervisor does not see, and the names of these nodes."""
+    hosts = [h for h in manifest.get("hosts") or () if isinstance(h, dict) and h.get("here") is False]
+    ranks = [h["ranks"] for h in hosts if isinstance(h.get("ranks"), int)]
+    return sum(ranks), tuple(str(h.get("name")) for h in hosts)
+
+
+def elsewhere_text(ranks: int, world: int | None, names: Sequence[str]) -> str:
+    """What is not seen of a run on several nodes."""
+    return ngettext(
+        "{n} of {all} ranks is on another node, not sampled: {names}",
+        "{n} of {all} ranks are on other nodes, not sampled: {names}",
+        ranks,
+    ).format(n=ranks, all=world, names=", ".join([*names[:3], *(["..."] if len(names) > 3 else [])]))
 
 
 def left_behind(records: Any) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from dstui.i18n import _
 from dstui.runs import answers, hook, measured, redact, store
 from dstui.runs import command as commands
 from dstui.runs.command import Command
+from dstui.runs.nodes import is_here
 from dstui.runs.preflight import Problem, worst
 from dstui.runs.preflight import preflight as run_preflight
 from dstui.runs.processes import for_supervisor, here
@@ -161,7 +162,7 @@ def manifest(spec: RunSpec, facts: Facts, command: Command, environ: Mapping[str
         "nodes": spec.nodes,
         "world_size": command.world_size,
         "master_port": command.master_port,
-        "hosts": [{"name": name, "ranks": ranks} for name, ranks in command.hosts],
+        "hosts": [{"name": name, "ranks": ranks, "here": is_here(name)} for name, ranks in command.hosts],
         "config": None
         if copy is None
         else {

@@ -71,7 +71,9 @@ TERMINATE_SECONDS = 15.0
 NOW_SECONDS = 3.0
 LEFTOVER_SECONDS = 10.0
 NODE_KILL_SECONDS = 20.0
-"""How long SIGKILL is tried on nodes that do not answer; then the run ends, and says which."""
+"""How long SIGKILL is tried on every node; then the run ends, and says what lives on."""
+SILENT_SECONDS = 10.0
+"""How long each stage waits for nodes that do not answer, when those that do have no process of the run any more."""
 NODE_GRACE_SECONDS = 30.0
 """After the ranks of one node failed: how long those of the others may take to notice it themselves."""
 LOOK_SECONDS = 0.5
@@ -626,9 +628,10 @@ class Supervisor:
                     self.ended(known, None)
                 s = stats[process.pid]
                 known = self.watch(process, s.parent, s.name)
-                above = self.watched.get(s.parent)
-                if self.reach is not None and above is not None and above.name == "pdsh":
-                    known.host = ssh_host(process.pid, self.reach.hosts)
+                if self.reach is not None and s.name == "ssh":
+                    above = stat(s.parent)
+                    if above is not None and above.name == "pdsh":
+                        known.host = ssh_host(process.pid, self.reach.hosts)
             if known.rank is None and known.belongs is None and known.looks < 5:
                 known.looks += 1
                 self.look_for_rank(known)
@@ -722,6 +725,8 @@ class Supervisor:
 
     def main_loop(self) -> None:
         self.start_sampler()
+        if self.reach is not None:
+            self.reach.tell(0)  # what each node's kernel has counted so far
         next_tick = time.monotonic()
         while not self.is_over():
             now = time.monotonic()
@@ -943,6 +948,11 @@ class Supervisor:
                 self.enter(stop, "KILL", now)
             elif stop.stage == "KILL":
                 self.kill_launcher()
+        elif reach.silent and now - stop.stage_since > SILENT_SECONDS:
+            if stop.stage == "KILL":
+                self.kill_launcher()
+            else:
+                self.enter(stop, "KILL", now)
         elif stop.stage == "KILL" and now - stop.stage_since > NODE_KILL_SECONDS:
             self.kill_launcher()
         elif now - stop.looked_at > LOOK_SECONDS:
@@ -993,30 +1003,34 @@ class Supervisor:
                         send(process, number)
             self.wait(STOPPING_TICK)
 
-    def end_on_nodes(self) -> None:
+    def end_on_nodes(self, only_look: bool = False) -> None:
         """The launcher is gone: nothing of the run may live on any node. What may all the same is written down."""
         reach = self.reach
         if reach is None:
             return
         deadline = time.monotonic() + NODE_KILL_SECONDS
         grace = time.monotonic() + (LEFTOVER_SECONDS / 2 if self.stop is None else 0.0)
-        number = 0
+        number: int = 0
         while True:
+            self.until_told(reach)
             reach.tell(number)
-            while reach.busy:
-                self.wait(STOPPING_TICK)
+            self.until_told(reach)
             left = {r["host"]: r["left"] for r in reach.records() if r["left"]}
-            if reach.clear or time.monotonic() >= deadline:
+            if reach.clear or only_look or time.monotonic() >= deadline:
                 break
             if not left and time.monotonic() >= grace:
                 break  # the others do not answer
             if left and time.monotonic() >= grace:
                 if number == 0:
                     self.event("leftover_on_nodes", left=left)
-                number = signal.SIGTERM if number == 0 else signal.SIGKILL
-            self.wait(LOOK_SECONDS if number != signal.SIGTERM else NOW_SECONDS)
+                number = int(signal.SIGKILL if number else signal.SIGTERM)
+            self.wait(NOW_SECONDS if number == signal.SIGTERM else LOOK_SECONDS)
         if not reach.clear:
             self.event("nodes_not_clear", nodes=reach.records())
+
+    def until_told(self, reach: Reach) -> None:
+        while reach.busy:
+            self.wait(STOPPING_TICK)
 
     # -- the end -------------------------------------------------------------------------------------
 

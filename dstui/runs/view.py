@@ -24,6 +24,7 @@ from dstui.runs.alerts import Alert, AlertBook, Disk, Moment
 from dstui.runs.events import Parser, parser_of
 from dstui.runs.lamps import Lamp, Live, Said, lamps
 from dstui.runs.measured import FOLDER, Measured, read_probe
+from dstui.runs.nodes import elsewhere
 from dstui.runs.ops import offload_device
 from dstui.runs.samples import HostUse, Peaks, RankUse, Sample, read_peaks, read_samples
 from dstui.runs.stall import Stall
@@ -178,6 +179,9 @@ class Snapshot:
     """One a checkpoint, in order."""
     alerts: tuple[Alert, ...] = ()
     """The worst first."""
+    elsewhere: int = 0
+    """Ranks on other nodes, which nobody samples; ``nodes``: their names."""
+    nodes: tuple[str, ...] = ()
     here: bool = True
     """False: the run's host is another one, so liveness is only as good as its heartbeat."""
 
@@ -556,6 +560,8 @@ class RunView:
             allocated=self._inside("allocated", p.peak_allocated),
             reserved=self._inside("reserved", p.peak_reserved),
             here=self._here,
+            elsewhere=elsewhere(m)[0],
+            nodes=elsewhere(m)[1],
         )
         return replace(shot, lamps=self._lamps(over), alerts=self._alerts(now, over, exit_data))
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from dstui.i18n import N_, _, ngettext
 from dstui.runs.causes import BY_CODE
+from dstui.runs.nodes import elsewhere_text
 from dstui.runs.state import Phase
 from dstui.runs.view import Comparison, Curve, GpuRow, RankRow, Snapshot
 from dstui.tui.terminal import Glyphs
@@ -543,6 +544,15 @@ def _host_rows(shot: Snapshot, cells: int, g: Glyphs) -> list[Line]:
         rows.append(line(text, "  " + drawn if drawn else ""))
     if shot.gpus and shot.ranks and not shot.over:
         rows.append(_ranks_summary(shot.ranks, cells, g))
+    if shot.elsewhere and not shot.over:
+        rows.append(
+            line(
+                (
+                    " " + clip(elsewhere_text(shot.elsewhere, shot.world_size, shot.nodes), cells - 2, g.cut),
+                    "dim",
+                )
+            )
+        )
     return rows
 
 
