@@ -14,7 +14,6 @@ class Exit(IntEnum):
     CANNOT = 2
     """dstui could not do it: usage, unreadable input, missing dependency."""
     INTERRUPTED = 130
-    TERMINATED = 143
 
 
 class DstuiError(Exception):

@@ -177,7 +177,8 @@ def settle(session: Session) -> None:
     """Do what a person does before writing: put right every field that is wrong, take the rest as recommended."""
     (Path(session.field("cwd").value) / "train.py").write_text("import deepspeed\n")
     if session.is_login_node and session.facts is None:
-        session.describe_machine("4x80GiB", 1, "512GiB")
+        for field, value in (("machine", "describe"), ("nodes", 1), ("ram", "512GiB"), ("gpus", "4x80GiB")):
+            session.set(field, value)
     for _ in range(10):
         problems = session.problems()
         for field, _error in problems:

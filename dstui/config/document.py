@@ -386,7 +386,7 @@ class Document:
                 _("{path}: the text cannot be edited in place").format(path=self.path),
                 _("save it as plain JSON first"),
             )
-        text = _edit_text(self.text, tree, op, split_pointer(pointer), edit.get("value"), self.strict_json)
+        text = _edit_text(self.text, tree, op, split_pointer(pointer), edit.get("value"))
         try:
             new = Document.parse(text, self.path, self.strict_json)
         except ConfigUnreadable:
@@ -752,7 +752,7 @@ _TAIL = re.compile(r"(?:[ \t]+|#[^\r\n]*|//[^\r\n]*|/\*.*?\*/)*", re.S)
 """Blanks and comments that start on the same line."""
 
 
-def _edit_text(text: str, tree: _Node, op: str, tokens: list[str], value: Any, strict: bool) -> str:
+def _edit_text(text: str, tree: _Node, op: str, tokens: list[str], value: Any) -> str:
     unit = _unit(text, tree)
     if not tokens:
         out = dump(value, "", unit) + "\n"

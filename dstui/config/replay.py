@@ -397,7 +397,7 @@ class Replay:
         if sound:
             sound = self._model_checks(checks, model, pointer) and sound
         if sound:
-            sound = self._deprecated(fields, model, raw, pointer) and sound
+            sound = self._deprecated(fields, model, pointer) and sound
         return model, sound
 
     def _default(self, f: dict[str, Any], pointer: str) -> Any:
@@ -593,7 +593,7 @@ class Replay:
                 ),
             )
 
-    def _deprecated(self, fields: Mapping[str, Any], model: Model, raw: Any, pointer: str) -> bool:
+    def _deprecated(self, fields: Mapping[str, Any], model: Model, pointer: str) -> bool:
         """``config_utils.py`` ``_process_deprecated_field``: an old key sets the new one, or both are refused."""
         for key, f in fields.items():
             old = f.get("deprecated")

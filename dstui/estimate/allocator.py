@@ -72,7 +72,6 @@ class Allocator:
         self.live = [0] * len(PARTS)
         self.peaks: dict[str, tuple[int, tuple[int, ...]]] = {}
         """Phase -> (allocated bytes at its peak, the same by part)."""
-        self.reserved_by_phase: dict[str, int] = {}
         self._phase = "load"
         self._peak = 0
         self._peak_parts: tuple[int, ...] = (0,) * len(PARTS)
@@ -90,7 +89,6 @@ class Allocator:
 
     def _close(self) -> None:
         self.peaks[self._phase] = (self._peak, self._peak_parts)
-        self.reserved_by_phase[self._phase] = max(self.reserved_by_phase.get(self._phase, 0), self.reserved)
 
     def finish(self) -> None:
         """Close the phase in progress; call before reading ``peaks``."""

@@ -199,7 +199,7 @@ class _Reader:
             head_dim = hidden // heads  # these classes have no head_dim of their own
         inner_default = 4 * hidden if family in ("gpt2", "dstui_gpt") else None
         inner = self.number("intermediate_size", "n_inner", default=inner_default)
-        extra, experts, per_token = self._extra(hidden, inner, layers)
+        extra, experts, per_token = self._extra(inner, layers)
         dtype = self.config.get("dtype") or self.config.get("torch_dtype")
         shape = ModelShape(
             name=self.name,
@@ -224,7 +224,7 @@ class _Reader:
         )
         return _with_params(shape)
 
-    def _extra(self, hidden: int, inner: int, layers: int) -> tuple[dict[str, Any], int | None, int | None]:
+    def _extra(self, inner: int, layers: int) -> tuple[dict[str, Any], int | None, int | None]:
         family = self.family
         extra: dict[str, Any] = {}
         attention_bias = self.flag("attention_bias", family in ("gpt_neox", "glm", "glm4"))

@@ -93,11 +93,6 @@ def catalogue_names() -> list[str]:
     return names
 
 
-def known_models() -> list[tuple[str, int]]:
-    """``(repository id, parameters)`` of the shipped shapes, for pickers."""
-    return [(repo, entry["params"]) for repo, entry in _catalogue().items()]
-
-
 @lru_cache(maxsize=1)
 def _catalogue() -> dict[str, dict[str, Any]]:
     data: dict[str, dict[str, Any]] = json.loads(

@@ -262,7 +262,7 @@ def _answer(search: Search, found: Found, setup: Setup, over: list[tuple[Setup, 
         _placement_choice(search, found, setup, e),
         *_offload_choices(search, found, setup, e, cost),
         *_batch_choices(search, setup, over, cost),
-        _checkpointing_choice(search, setup, over, cost),
+        _checkpointing_choice(search, setup, over),
         *_bucket_choice(search, found, setup),
         *_script_choices(search, setup),
         *_link_choices(search, setup, e),
@@ -459,9 +459,7 @@ def _batch_choices(
     return out
 
 
-def _checkpointing_choice(
-    search: Search, s: Setup, over: list[tuple[Setup, Estimate]], cost: StepCost
-) -> Choice:
+def _checkpointing_choice(search: Search, s: Setup, over: list[tuple[Setup, Estimate]]) -> Choice:
     if search.checkpointing is not None:
         return Choice("checkpointing", s.checkpointing, _("as asked"))
     if not s.checkpointing:

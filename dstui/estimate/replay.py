@@ -55,7 +55,6 @@ class Peaks(NamedTuple):
     reserved: int
     phases: tuple[tuple[str, int, tuple[int, ...]], ...]
     """Phase, allocated bytes at its peak, the same by ``allocator.PARTS``."""
-    reserved_phases: tuple[tuple[str, int], ...]
     rest: int
     """Allocated between two steps."""
 
@@ -109,15 +108,15 @@ def _endures(
     whole = _Run(shape, settings, workspace)
     whole.mem.cap = cap
     try:
-        run.iteration(first=False)
+        run.iteration()
         whole.load()
     except OutOfMemory:
         return "fails"
     if quick:
         return "steps"
     try:
-        for i in range(_PASSES):
-            whole.iteration(first=i == 0)
+        for _i in range(_PASSES):
+            whole.iteration()
     except OutOfMemory:
         return "steps"
     return "runs"
@@ -261,8 +260,8 @@ class _Run:
         s, mem = self.s, self.mem
         self.load()
         rest = 0
-        for i in range(_PASSES):
-            self.iteration(first=i == 0)
+        for _i in range(_PASSES):
+            self.iteration()
             rest = mem.allocated
         mem.phase("save")
         if (
@@ -271,7 +270,7 @@ class _Run:
             mem.release(mem.malloc(s.element * max(self.numel, default=0), BUFFERS))
         mem.finish()
         phases = tuple((name, peak, parts) for name, (peak, parts) in mem.peaks.items())
-        return Peaks(mem.peak, mem.peak_reserved, phases, tuple(mem.reserved_by_phase.items()), rest)
+        return Peaks(mem.peak, mem.peak_reserved, phases, rest)
 
     def load(self) -> None:
         """The model and ``deepspeed.initialize``."""
@@ -461,7 +460,7 @@ class _Run:
         return index >= int((1 - self.s.ratio) * count)
 
     # -- one iteration ---------------------------------------------------------------------------------------
-    def iteration(self, first: bool) -> None:
+    def iteration(self) -> None:
         """All micro steps and the optimizer's step."""
         s = self.s
         steps = min(s.accumulation, 3 if s.stage == 3 else 2)
@@ -470,7 +469,7 @@ class _Run:
             self.last = i + 1 == steps
             if i and s.stage == 2 and not self.offload and not self._compact():
                 self.earlier, self.collected = self.collected, None
-            self._micro_step(first)
+            self._micro_step()
             self._after_backward()
         self._step()
 
@@ -478,7 +477,7 @@ class _Run:
         """Stage 2 with fp32 accumulation keeps one fp32 buffer (since 0.19.6)."""
         return self.s.accumulate == 4 and self.s.element == 2 and self.s.release >= (0, 19, 6)
 
-    def _micro_step(self, first: bool) -> None:
+    def _micro_step(self) -> None:
         s, mem = self.s, self.mem
         mem.phase("forward")
         self.backward = False

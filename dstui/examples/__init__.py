@@ -13,11 +13,6 @@ def tiny_gpt_script() -> Path:
     return Path(__file__).resolve().parent / "tiny_gpt.py"
 
 
-def hf_trainer_script() -> Path:
-    """The tiny Hugging Face Trainer script, for the engine ``hf``."""
-    return Path(__file__).resolve().parent / "hf_trainer_tiny.py"
-
-
 def demo_config(
     *,
     stage: int = 3,

@@ -221,7 +221,7 @@ def torch_requirement(facts: Facts) -> str:
     return "torch"
 
 
-def _pip(facts: Facts, it: Interpreter | None) -> list[str]:
+def _pip(it: Interpreter | None) -> list[str]:
     """Words before the requirements; more than one command is joined by ``&&``."""
     if it is None or it.problem or it.externally_managed:
         python = shlex.quote(it.path) if it and not it.problem else "python3"
@@ -233,7 +233,7 @@ def _pip(facts: Facts, it: Interpreter | None) -> list[str]:
 
 
 def _torch_command(facts: Facts, it: Interpreter | None, *, upgrade: bool = False) -> str:
-    words = _pip(facts, it)
+    words = _pip(it)
     flags = " --upgrade --force-reinstall" if upgrade else ""
     return " && ".join([*words[:-1], f"{words[-1]}{flags} {shlex.quote(torch_requirement(facts))}"])
 
@@ -253,7 +253,7 @@ def install_advice(facts: Facts, interpreter: Interpreter | None = None) -> Advi
     if fresh or it is None or not it.torch:
         wanted.append(shlex.quote(torch_requirement(facts)))
     wanted.append("deepspeed")
-    steps = _pip(facts, it)
+    steps = _pip(it)
     install = f"{steps[-1]} {' '.join(wanted)}"
     archs = arch_list(facts)
     if archs and facts.toolchain.nvcc:

@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
             report = _fix(path, report, options)
         reports.append(report)
     if args.live:
-        reports = _live(reports, options, args)
+        reports = _live(reports, options)
     _show(reports, form)
     return int(exit_code(reports, Severity(args.fail_on) if args.fail_on else None))
 
@@ -292,7 +292,7 @@ def _one_fix(
     return None
 
 
-def _live(reports: list[FileReport], options: checking.Options, args: argparse.Namespace) -> list[FileReport]:
+def _live(reports: list[FileReport], options: checking.Options) -> list[FileReport]:
     """Ask the training interpreter's DeepSpeed about every file that can be read."""
     from dstui.rules import live
 

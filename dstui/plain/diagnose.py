@@ -101,7 +101,10 @@ def render(found: Diagnosis) -> str:
     if found.fixes:
         lines += ["", _("what to change:")]
         for n, fix in enumerate(found.fixes, 1):
-            lines.append(f"  {n}. {fix.title}" + (f"  ({_('price: {text}').format(text=fix.price)})" if fix.price else ""))
+            lines.append(
+                f"  {n}. {fix.title}"
+                + (f"  ({_('price: {text}').format(text=fix.price)})" if fix.price else "")
+            )
             lines += [f"       {json.dumps(dict(edit), ensure_ascii=False)}" for edit in fix.edits]
     if found.others:
         lines += [

@@ -170,7 +170,7 @@ def _report(run: RunDir, args: argparse.Namespace) -> int:
     if code == Exit.BAD:
         print(_ending(run))
     if result is not None:
-        print("\n".join(lines(result, run)))
+        print("\n".join(lines(result)))
     if result is None or code == Exit.CANNOT:
         _say_nothing(run, result)
     return code
@@ -234,7 +234,7 @@ def _why_nothing(run: RunDir) -> str:
     )
 
 
-def lines(result: Mapping[str, Any], run: RunDir) -> list[str]:
+def lines(result: Mapping[str, Any]) -> list[str]:
     """The result as text of at most 80 columns."""
     m = result["measured"]
     out = wrap(_headline(result, m), WIDTH, "")

@@ -163,7 +163,7 @@ def check_document(
         for rule in rules:
             if rule.holds(subject.key):
                 _apply(rule, subject, document, findings, skipped)
-        findings += _second_readings(document, context, findings)
+        findings += _second_readings(document, context)
         if resolved.verdict == "rejected":
             findings += _unclaimed(resolved, document, findings)
     keep = [f for f in findings if selected(f.code, select, ignore)]
@@ -290,7 +290,7 @@ def _other_kind(other: tuple[str, str]) -> Hit:
     )
 
 
-def _second_readings(document: Document, context: Context, have: list[Finding]) -> list[Finding]:
+def _second_readings(document: Document, context: Context) -> list[Finding]:
     """Duplicate keys in a file that a JSON engine reads: legal there, the last one wins."""
     if context.engine not in JSON_ENGINES:
         return []

@@ -9,7 +9,7 @@ from typing import Any
 from dstui.config import schema as schemas
 from dstui.i18n import N_, _
 from dstui.rules.nearest import nearest
-from dstui.rules.registry import all_rules, version_key
+from dstui.rules.registry import all_rules
 from dstui.rules.subject import tokens
 from dstui.rules.tables import ALIASES, OLD_NAMES, REMOVED, RENAMED, default_history
 
@@ -314,11 +314,3 @@ def _rules(last: str, path: str) -> tuple[tuple[str, str], ...]:
 def newest_known(release: str) -> str:
     """``release`` when it has a schema, else the newest one that has."""
     return release if schemas.known(release) else schemas.newest()
-
-
-def release_words(first: str) -> str:
-    return (
-        _("from the first")
-        if version_key(first) <= version_key("0.9.5")
-        else _("from {release}").format(release=first)
-    )

@@ -228,11 +228,6 @@ class Subject:
     def offloads_optimizer(self) -> bool:
         return self.offload("offload_optimizer") in ("cpu", "nvme")
 
-    @property
-    def uses_cpu_adam(self) -> bool:
-        """DeepSpeed swaps Adam for its CPU one (``zero_use_cpu_optimizer``): by the device alone, at any stage."""
-        return self.offloads_optimizer
-
     def precision(self, name: str) -> bool:
         """Whether ``fp16`` or ``bf16`` is on. ``bfloat16`` counts when ``bf16`` is absent (runtime/precision_config.py)."""
         block = self.get("/" + name)

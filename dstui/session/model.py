@@ -205,8 +205,9 @@ class Report:
         return not self.blockers
 
     @property
-    def can_launch(self) -> bool:
-        return not self.blockers and not self.launch_blockers
+    def stops(self) -> tuple[str, ...]:
+        """Why a run cannot be started; the config may be written for all that."""
+        return (*self.blockers, *self.launch_blockers)
 
 
 @dataclass(frozen=True)

@@ -116,14 +116,6 @@ class Session:
             self._state.typed["cards"] = tuple(c for c in typed if c in there)
             self._state.changed()
 
-    def describe_machine(self, gpus: str, nodes: int = 1, ram: int | str | None = None) -> None:
-        """Plan for a machine that is not here: ``8x80GiB``. A wrong text is an error on the field ``gpus``."""
-        self.set("machine", "describe")
-        self.set("nodes", nodes)
-        if ram is not None:
-            self.set("ram", ram)
-        self.set("gpus", gpus)
-
     def apply_preset(self, preset: Preset) -> None:
         """Start from a preset. Values typed so far win over it."""
         self._report = None
@@ -278,10 +270,9 @@ class Session:
         from dstui.runs.spec import RunSpec
 
         report = self.report()
-        blockers = report.blockers + report.launch_blockers
-        if blockers:
+        if report.stops:
             raise DstuiError(
-                _("not started: {why}").format(why=blockers[0]), _("change it, then start again")
+                _("not started: {why}").format(why=report.stops[0]), _("change it, then start again")
             )
         s = self._state
         engine = s.get("engine")

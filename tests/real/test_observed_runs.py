@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dstui.cli import main
-from dstui.examples import hf_trainer_script
+from dstui.examples import tiny_gpt_script
 from dstui.runs.diagnose import diagnose_run
 from dstui.runs.store import find_run
 from dstui.runs.view import RunView, Snapshot
@@ -105,7 +105,7 @@ def test_a_hugging_face_trainer(tmp_path: Path) -> None:
         *PYTHON,
         "--wait",
         "--",
-        str(hf_trainer_script()),
+        str(tiny_gpt_script().with_name("hf_trainer_tiny.py")),
     ]
     arguments = f"--output_dir {tmp_path}/out --max_steps 12 --logging_steps 1 --learning_rate 3e-3 --use_cpu --report_to none --save_strategy no"
     assert main(["run", *words, *arguments.split()]) == 0

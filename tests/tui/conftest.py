@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,14 @@ from textual.pilot import Pilot
 from dstui.facts.model import Facts, Gpu, GpuProcess, Host, Interpreter, Toolchain
 from dstui.tui.app import DstuiApp
 from dstui.tui.terminal import Profile
+from dstui.tui.text import Line
 from dstui.units import GiB
+
+
+def plain_text(rows: Sequence[Line]) -> str:
+    """The text of rows without styles."""
+    return "\n".join("".join(text for text, _role in row).rstrip() for row in rows)
+
 
 PACKAGES = {"deepspeed": "0.19.8", "torch": "2.13.0", "transformers": "5.24.0"}
 

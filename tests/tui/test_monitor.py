@@ -29,11 +29,11 @@ from dstui.tui.text import line, line_width
 from dstui.tui.widgets.curves import CurvesPage, axis_of, columns_of, drawn
 from dstui.tui.widgets.dashboard import asleep, checkpoint_row, gpu_rows, overview, phase_rows
 from dstui.tui.widgets.health import health_page
-from dstui.tui.widgets.lines import changed_until, plain_text
+from dstui.tui.widgets.lines import changed_until
 from dstui.tui.widgets.runpages import plan_page
 from dstui.tui.widgets.spark import chart, spark
 from tests.run_tools import OOM, FakeRun
-from tests.tui.conftest import Walk
+from tests.tui.conftest import Walk, plain_text
 
 SIZES = [(80, 24), (120, 40)]
 MakeApp = Callable[..., DstuiApp]

@@ -17,8 +17,9 @@ from dstui.session.model import Batch, Report
 from dstui.tui import entry, text
 from dstui.tui.terminal import ASCII, UNICODE
 from dstui.tui.widgets import panel
-from dstui.tui.widgets.lines import _merged, plain_text
+from dstui.tui.widgets.lines import _merged
 from dstui.units import GiB
+from tests.tui.conftest import plain_text
 
 WORDS = st.text(alphabet="ab c中文。，-/ é", max_size=80)
 

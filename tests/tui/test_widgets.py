@@ -19,8 +19,9 @@ from dstui.tui import actions, terminal
 from dstui.tui.screens.prompt import Prompt
 from dstui.tui.text import line, line_width
 from dstui.tui.widgets.form import Form
-from dstui.tui.widgets.lines import LineView, plain_text
+from dstui.tui.widgets.lines import LineView
 from dstui.tui.widgets.menu import Item, Menu
+from tests.tui.conftest import plain_text
 
 
 class Host(App[None]):

@@ -127,7 +127,7 @@ def test_the_result_as_text_fits_80_columns() -> None:
     run = make()
     result = trial.settle(run)
     assert result is not None
-    text = lines(result.to_json(), run)
+    text = lines(result.to_json())
     assert max(map(len, text)) <= 80
     whole = "\n".join(text)
     assert "3 steps measured on 2 ranks" in whole and "later estimates" in whole
@@ -143,7 +143,7 @@ def test_what_happens_between_is_shown_where_it_is_the_peak() -> None:
         f.write(json.dumps({"event": "phase", "phase": "between", "rss_peak": 9 * GiB}) + "\n")
     result = trial.settle(run)
     assert result is not None and result.measured.host == round(12.5 * GiB)
-    assert any(r.strip().startswith("between") for r in lines(result.to_json(), run))
+    assert any(r.strip().startswith("between") for r in lines(result.to_json()))
 
 
 @pytest.mark.parametrize(

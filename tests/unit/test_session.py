@@ -106,7 +106,8 @@ def test_a_login_node_is_never_planned_for_its_cpu() -> None:
     session.set("machine", "this")
     assert session.field("machine").error
     session.unset("machine")
-    session.describe_machine("8x80GiB", 2, "512GiB")
+    for field, value in (("machine", "describe"), ("nodes", 2), ("ram", "512GiB"), ("gpus", "8x80GiB")):
+        session.set(field, value)
     assert session.report().world_size == 16 and not session.report().blockers
     assert "another machine" in session.report().launch_blockers[0]
 
@@ -271,7 +272,7 @@ def test_a_machine_without_gpu_is_not_spoken_to_of_cards() -> None:
 def test_accept_rest_answers_everything() -> None:
     session = Session(machine("8x80"))
     session.accept_rest()
-    assert session.report().can_launch
+    assert not session.report().stops
 
 
 def test_a_preset_is_the_start_and_typed_values_win() -> None:
@@ -388,7 +389,7 @@ def test_what_keeps_a_run_from_starting(tmp_path: Path) -> None:
     session = Session(machine("8x80"), cwd=tmp_path)
     session.set("engine", "plain")
     report = session.report()
-    assert report.ready and not report.can_launch
+    assert report.ready and report.stops
     with pytest.raises(DstuiError, match="script"):
         session.run_spec()
 

@@ -193,7 +193,7 @@ class Review:
             self._then = again
             screen.say(_("computing, then starting ..."))
             return
-        stops = (*report.blockers, *report.launch_blockers)
+        stops = report.stops
         facts = screen.dstui.facts
         if stops or facts is None:
             screen.say(_("not started: {why}").format(why=stops[0] if stops else _("no facts yet")), "bad")
@@ -227,11 +227,11 @@ class Review:
     def rows(self, report: Report, cells: int, g: Glyphs) -> list[Line]:
         """What happens on ``w`` and on Enter, most important first."""
         rows: list[Line] = []
-        for text in (*report.blockers, *report.launch_blockers):
+        for text in report.stops:
             rows += _marked("!", "bad", text, cells, g)
         for text in report.warnings:
             rows += _marked("W", "warn", text, cells, g)
-        said = {*report.blockers, *report.launch_blockers}
+        said = set(report.stops)
         serious = [
             f for f in report.findings if f.severity.letter != "I" and f"{f.code} {f.message}" not in said
         ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from rich.cells import cell_len
 from rich.segment import Segment
@@ -202,8 +202,3 @@ def _merged(row: Line) -> list[tuple[str, str]]:
                 continue
         out.append((text, role))
     return out
-
-
-def plain_text(rows: Sequence[Line]) -> str:
-    """The text of rows without styles (tests read screens by it)."""
-    return "\n".join("".join(text for text, _role in row).rstrip() for row in rows)
