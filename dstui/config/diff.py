@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dstui.config import schema as schemas
-from dstui.config.document import join_pointer, lookup
+from dstui.config.pointer import dotted, join_pointer, lookup
 from dstui.config.resolve import Resolved, resolve
 
 _ABSENT = object()
@@ -48,11 +48,6 @@ class Difference:
         if self.effective is None:
             return bool(self.edits)
         return bool(self.effective or self.unread or self.a.verdict != self.b.verdict)
-
-
-def dotted(pointer: str) -> str:
-    """``/zero_optimization/stage`` -> ``zero_optimization.stage``."""
-    return ".".join(t.replace("~1", "/").replace("~0", "~") for t in pointer.split("/")[1:])
 
 
 def edits_between(a: Any, b: Any, base: str = "") -> Iterator[dict[str, Any]]:

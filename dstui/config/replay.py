@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-from dstui.config.document import join_pointer
+from dstui.config.pointer import join_pointer
 from dstui.config.schema import Schema
 from dstui.i18n import _
 

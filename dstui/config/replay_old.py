@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from dstui.config.document import join_pointer
+from dstui.config.pointer import join_pointer
 from dstui.config.replay import shown
 from dstui.i18n import _
 

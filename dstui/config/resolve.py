@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dstui.config import schema as schemas
-from dstui.config.document import join_pointer, lookup, split_pointer
+from dstui.config.pointer import join_pointer, lookup, split_pointer
 from dstui.config.replay import Model, Problem, Replay, shown
 from dstui.i18n import _
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from dstui.config.document import join_pointer, split_pointer
+from dstui.config.pointer import join_pointer, split_pointer
 from dstui.errors import DstuiError
 from dstui.i18n import N_, _
 from dstui.paths import data_dir

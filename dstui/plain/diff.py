@@ -7,8 +7,9 @@ import json
 from typing import Any
 
 from dstui.config import schema
-from dstui.config.diff import Difference, compare, dotted
+from dstui.config.diff import Difference, compare
 from dstui.config.document import read
+from dstui.config.pointer import dotted
 from dstui.errors import Exit
 from dstui.i18n import _, ngettext
 from dstui.rules.kind import refuse_other

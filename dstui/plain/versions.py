@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dstui.config.document import MAX_SIZE, read
+from dstui.config.pointer import dotted
 from dstui.errors import DstuiError, Exit
 from dstui.i18n import _, ngettext
 from dstui.plain.check import model_of, read_args, release_of
@@ -108,7 +109,7 @@ def _difference_json(d: core.Difference) -> dict[str, Any]:
         "code": d.code,
         "name": d.name,
         "since": d.since,
-        "path": ".".join(t.replace("~1", "/").replace("~0", "~") for t in d.pointer.split("/")[1:]),
+        "path": dotted(d.pointer),
         "pointer": d.pointer,
         "line": d.line,
         "column": d.column,

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal
 
+from dstui.config.pointer import dotted
+
 
 class Severity(str, Enum):
     ERROR = "error"
@@ -63,7 +65,7 @@ class Finding:
     @property
     def path(self) -> str:
         """The pointer as people write it: ``zero_optimization.offload_param``."""
-        return ".".join(p.replace("~1", "/").replace("~0", "~") for p in self.pointer.split("/")[1:])
+        return dotted(self.pointer)
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from dstui.config.pointer import join_pointer, split_pointer
 from dstui.i18n import _
 from dstui.rules.diagnostic import Fix
-from dstui.rules.subject import escape, tokens
 
 
 def key_of(pointer: str) -> str:
     """Last key of a pointer, as people read it."""
-    parts = tokens(pointer)
+    parts = split_pointer(pointer)
     return parts[-1] if parts else ""
 
 
@@ -20,7 +20,7 @@ def parent_of(pointer: str) -> str:
 
 
 def sibling(pointer: str, key: str) -> str:
-    return f"{parent_of(pointer)}/{escape(key)}"
+    return parent_of(pointer) + join_pointer(key)
 
 
 def put(pointer: str, value: Any, *, there: bool, safe: bool, title: str | None = None) -> Fix:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dstui.config import schema as schemas
+from dstui.config.pointer import dotted
 from dstui.i18n import N_, _
 from dstui.rules.nearest import nearest
 from dstui.rules.registry import all_rules
-from dstui.rules.subject import tokens
 from dstui.rules.tables import ALIASES, OLD_NAMES, REMOVED, RENAMED, default_history
 
 _MEANING: dict[str, str] = {
@@ -185,10 +185,10 @@ class KeyPage:
 
 def all_paths(release: str) -> list[str]:
     """Every dotted key of ``release`` and of any other release."""
-    paths = dict.fromkeys(".".join(tokens(p)) for p in schemas.load(release).keys)
+    paths = dict.fromkeys(dotted(p) for p in schemas.load(release).keys)
     paths.update(dict.fromkeys(schemas.key_texts()["keys"]))
     for pointer in (*OLD_NAMES, *ALIASES, *REMOVED):
-        paths.setdefault(".".join(tokens(pointer)), None)
+        paths.setdefault(dotted(pointer), None)
     return list(paths)
 
 

@@ -110,11 +110,15 @@ def _nvme_paths(s: Subject) -> Iterator[tuple[str, str, Any]]:
                 yield name, pointer, s.get(pointer + "/nvme_path", None)
 
 
-def _nvme_folders(s: Subject) -> Iterator[tuple[str, str, str | None]]:
-    """(pointer of nvme_path, folder, its state on this machine: None when not known) of those that name one."""
+def _nvme_folders(s: Subject, state: str, hit: Callable[[str, str], Hit]) -> Iterator[Hit | Lacks]:
+    """``hit(pointer of nvme_path, folder)`` of each folder that is in ``state`` here, as ``Subject.folder`` says it."""
     for _name, pointer, path in _nvme_paths(s):
         if isinstance(path, str) and path not in _NO_FOLDER:
-            yield pointer + "/nvme_path", path, s.folder(path)
+            found = s.folder(path)
+            if found is None:
+                yield Lacks("facts.storage")
+            elif found == state:
+                yield hit(pointer + "/nvme_path", path)
 
 
 @rule(
@@ -156,16 +160,15 @@ def nvme_without_path(s: Subject) -> Iterator[Hit]:
     context={"local": True},
 )
 def nvme_path_unusable(s: Subject) -> Iterator[Hit | Lacks]:
-    for pointer, path, state in _nvme_folders(s):
-        if state is None:
-            yield Lacks("facts.storage")
-        elif state == "unwritable":
-            yield Hit(
-                pointer,
-                _("{path} cannot be written on this machine").format(path=path),
-                effect=_("the engine stops at start, after the model was loaded"),
-                hint=_("name a folder on a local NVMe disk that you may write to"),
-            )
+    def hit(pointer: str, path: str) -> Hit:
+        return Hit(
+            pointer,
+            _("{path} cannot be written on this machine").format(path=path),
+            effect=_("the engine stops at start, after the model was loaded"),
+            hint=_("name a folder on a local NVMe disk that you may write to"),
+        )
+
+    return _nvme_folders(s, "unwritable", hit)
 
 
 @rule(
@@ -183,16 +186,15 @@ def nvme_path_unusable(s: Subject) -> Iterator[Hit | Lacks]:
     context={"local": True},
 )
 def nvme_path_missing(s: Subject) -> Iterator[Hit | Lacks]:
-    for pointer, path, state in _nvme_folders(s):
-        if state is None:
-            yield Lacks("facts.storage")
-        elif state == "missing":
-            yield Hit(
-                pointer,
-                _("{path} does not exist here; DeepSpeed would create it").format(path=path),
-                effect=_("if the disk is not mounted, the files land on another file system"),
-                hint=_("check the path and the mount"),
-            )
+    def hit(pointer: str, path: str) -> Hit:
+        return Hit(
+            pointer,
+            _("{path} does not exist here; DeepSpeed would create it").format(path=path),
+            effect=_("if the disk is not mounted, the files land on another file system"),
+            hint=_("check the path and the mount"),
+        )
+
+    return _nvme_folders(s, "missing", hit)
 
 
 @rule(

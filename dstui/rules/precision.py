@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dstui.config.pointer import join_pointer
 from dstui.i18n import N_, _
 from dstui.rules.diagnostic import Severity
 from dstui.rules.edits import drop, put, rename
 from dstui.rules.nearest import nearest
 from dstui.rules.registry import Hit, rule, version_key
-from dstui.rules.subject import MISSING, Subject, as_bool, as_number, escape
+from dstui.rules.subject import MISSING, Subject, as_bool, as_number
 from dstui.rules.tables import (
     DEEPSPEED_OPTIMIZERS,
     OPTIMIZER_PARAMS,
@@ -145,7 +146,7 @@ def optimizer_parameter_unknown(s: Subject) -> Iterator[Hit]:
     if name in ("adam", "adamw") and not torch_adam:
         known = known - TORCH_ADAM_ONLY
     for key in params:
-        pointer = f"/optimizer/params/{escape(str(key))}"
+        pointer = join_pointer("optimizer", "params", key)
         if key in known or key == "max_grad_norm":
             continue
         near = nearest(str(key), known)
@@ -251,7 +252,7 @@ def scheduler_parameter_unknown(s: Subject) -> Iterator[Hit]:
     for key in params:
         if key in known:
             continue
-        pointer = f"/scheduler/params/{escape(str(key))}"
+        pointer = join_pointer("scheduler", "params", key)
         near = common.get(str(key)) if common.get(str(key)) in known else nearest(str(key), known)
         yield Hit(
             pointer,

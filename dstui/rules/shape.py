@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from dstui.config.pointer import dotted, join_pointer, split_pointer
 from dstui.i18n import N_, _
 from dstui.rules.diagnostic import Fix, Severity
 from dstui.rules.edits import drop, key_of, parent_of, put, rename, sibling
 from dstui.rules.nearest import nearest
 from dstui.rules.registry import Hit, rule, version_key
-from dstui.rules.subject import BATCH_KEYS, MISSING, Subject, as_bool, as_number, escape, tokens
+from dstui.rules.subject import BATCH_KEYS, MISSING, Subject, as_bool, as_number
 from dstui.rules.tables import ALIASES, OLD_NAMES, REMOVED, RENAMED
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ def _history(pointer: str) -> Mapping[str, Any] | None:
     """since/until of a key in any release, from the reviewed key list; None when no release ever had it."""
     from dstui.config.schema import key_texts
 
-    entry = key_texts()["keys"].get(".".join(tokens(pointer)))
+    entry = key_texts()["keys"].get(dotted(pointer))
     return entry if isinstance(entry, Mapping) else None
 
 
@@ -184,7 +185,7 @@ def _home(s: Subject, key: str, block: str) -> str | None:
 
 
 def _place(pointer: str) -> str:
-    return ".".join(tokens(pointer)) if parent_of(pointer) else _("the top level")
+    return dotted(pointer) if parent_of(pointer) else _("the top level")
 
 
 @rule(
@@ -204,14 +205,14 @@ def _place(pointer: str) -> str:
 def misspelt_key(s: Subject) -> Iterator[Hit]:
     for key in _unknown_top(s):
         near = nearest(key, _top_names(s))
-        if near is None or isinstance(s.raw[key], Mapping) or _other_release(s, "/" + escape(key)):
+        if near is None or isinstance(s.raw[key], Mapping) or _other_release(s, join_pointer(key)):
             continue
         yield Hit(
-            "/" + escape(key),
+            join_pointer(key),
             _("DeepSpeed does not know {key!r}").format(key=key),
             effect=_("ignored in silence: {name} keeps its default").format(name=near),
             hint=_("did you mean {name}?").format(name=near),
-            fix=rename("/" + escape(key), near, s.raw[key], safe=True) if near not in s.raw else drop("/" + escape(key), safe=False),
+            fix=rename(join_pointer(key), near, s.raw[key], safe=True) if near not in s.raw else drop(join_pointer(key), safe=False),
         )  # fmt: skip
 
 
@@ -232,14 +233,14 @@ def misspelt_key(s: Subject) -> Iterator[Hit]:
 def misspelt_section(s: Subject) -> Iterator[Hit]:
     for key in _unknown_top(s):
         near = nearest(key, _top_names(s))
-        if near is None or not isinstance(s.raw[key], Mapping) or _other_release(s, "/" + escape(key)):
+        if near is None or not isinstance(s.raw[key], Mapping) or _other_release(s, join_pointer(key)):
             continue
         yield Hit(
-            "/" + escape(key),
+            join_pointer(key),
             _("there is no section {key!r}").format(key=key),
             effect=_("the whole section is ignored in silence; {name} keeps its defaults").format(name=near),
             hint=_("did you mean {name}?").format(name=near),
-            fix=rename("/" + escape(key), near, s.raw[key], safe=True) if near not in s.raw else None,
+            fix=rename(join_pointer(key), near, s.raw[key], safe=True) if near not in s.raw else None,
         )
 
 
@@ -271,14 +272,14 @@ def unknown_key_refused(s: Subject) -> Iterator[Hit]:
             fix = rename(m.pointer, near, value, safe=True)
         elif home and not s.written(home) and parent_of(home) in ("", ZERO):
             fix = Fix(
-                _("move it to {place}").format(place=".".join(tokens(home))), True,
+                _("move it to {place}").format(place=dotted(home)), True,
                 ({"op": "add", "path": home, "value": value}, {"op": "remove", "path": m.pointer}),
             )  # fmt: skip
         else:
             fix = drop(m.pointer, safe=False)
         yield Hit(
             m.pointer,
-            _("{block} has no key {key!r}").format(block=".".join(tokens(block)), key=key),
+            _("{block} has no key {key!r}").format(block=dotted(block), key=key),
             effect=_("the config is refused; the error comes on every rank, after the model was loaded"),
             hint=other or (_("did you mean {name}?").format(name=near) if near
             else _("it belongs to {place}").format(place=_place(home)) if home
@@ -316,7 +317,7 @@ def unknown_key_ignored(s: Subject) -> Iterator[Hit]:
         if s.schema is None or not names or s.schema.unknown_policy(block) != "ignored":
             continue
         for key, value in s.block(block).items():
-            pointer = f"{block}/{escape(str(key))}"
+            pointer = block + join_pointer(key)
             if key in names or pointer in renamed:
                 continue
             other = _other_release(s, pointer)
@@ -324,7 +325,7 @@ def unknown_key_ignored(s: Subject) -> Iterator[Hit]:
             home = None if other or near else _home(s, str(key), block)
             yield Hit(
                 pointer,
-                _("{block} has no key {key!r}").format(block=".".join(tokens(block)), key=key),
+                _("{block} has no key {key!r}").format(block=dotted(block), key=key),
                 effect=_("ignored in silence"),
                 hint=other or (_("did you mean {name}?").format(name=near) if near
                 else _("it belongs to {place}").format(place=_place(home)) if home
@@ -347,7 +348,7 @@ def unknown_key_ignored(s: Subject) -> Iterator[Hit]:
 )
 def misplaced_key(s: Subject) -> Iterator[Hit]:
     for key in _unknown_top(s):
-        pointer = "/" + escape(key)
+        pointer = join_pointer(key)
         if nearest(key, _top_names(s)) or _other_release(s, pointer):
             continue
         home = _home(s, key, "")
@@ -358,9 +359,9 @@ def misplaced_key(s: Subject) -> Iterator[Hit]:
             pointer,
             _("{key!r} does nothing at the top level").format(key=key),
             effect=_("ignored in silence"),
-            hint=_("it belongs to {place}").format(place=".".join(tokens(home))),
+            hint=_("it belongs to {place}").format(place=dotted(home)),
             fix=Fix(
-                _("move it to {place}").format(place=".".join(tokens(home))), True,
+                _("move it to {place}").format(place=dotted(home)), True,
                 ({"op": "add", "path": home, "value": s.raw[key]}, {"op": "remove", "path": pointer}),
             ) if there else None,
         )  # fmt: skip
@@ -383,7 +384,7 @@ def misplaced_key(s: Subject) -> Iterator[Hit]:
 )
 def key_of_another_release(s: Subject) -> Iterator[Hit]:
     for key in _unknown_top(s):
-        pointer = "/" + escape(key)
+        pointer = join_pointer(key)
         other = _other_release(s, pointer)
         if other:
             yield Hit(
@@ -409,7 +410,7 @@ def key_of_another_release(s: Subject) -> Iterator[Hit]:
 )
 def unknown_top_level_key(s: Subject) -> Iterator[Hit]:
     for key in _unknown_top(s):
-        pointer = "/" + escape(key)
+        pointer = join_pointer(key)
         if not (nearest(key, _top_names(s)) or _other_release(s, pointer) or _home(s, key, "")):
             yield Hit(
                 pointer,
@@ -472,10 +473,10 @@ def key_newer_than_release(s: Subject) -> Iterator[Hit]:
         "zero_optimization/offload_param",
     ):
         for key in s.block(f"/{block}"):
-            rows = history(f"/{block}/{escape(str(key))}")
+            rows = history(join_pointer(block, key))
             if rows and s.key < version_key(rows[0][0]):
                 yield Hit(
-                    f"/{block}/{escape(str(key))}",
+                    join_pointer(block, key),
                     _("{key} exists from {release}").format(key=key, release=rows[0][0]),
                     effect=_("this release refuses a key that it does not know"),
                     hint=_("use a newer release, or remove it"),
@@ -504,7 +505,7 @@ def wrong_type(s: Subject) -> Iterator[Hit]:
             m.pointer,
             m.message,
             effect=_(_REFUSED),
-            hint=_("dstui explain {key} tells more").format(key=".".join(tokens(m.pointer))),
+            hint=_("dstui explain {key} tells more").format(key=dotted(m.pointer)),
             fix=_meant(s, m),
         )
 
@@ -677,7 +678,7 @@ def quoted_number(s: Subject) -> Iterator[Hit]:
 def _texts(value: Any, pointer: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
         for k, v in value.items():
-            yield from _texts(v, f"{pointer}/{escape(str(k))}")
+            yield from _texts(v, pointer + join_pointer(k))
     elif isinstance(value, str) and value != "auto":
         yield pointer, value
 
@@ -983,7 +984,7 @@ def auto_taken_literally(s: Subject) -> Iterator[Hit]:
     from dstui.rules.tables import PYDANTIC_BLOCKS
 
     for pointer in s.autos:
-        first = tokens(pointer)[0]
+        first = split_pointer(pointer)[0]
         if (
             pointer[1:] in BATCH_KEYS or pointer in _AT_STEP or pointer.startswith(("/optimizer/", "/scheduler/"))
             or pointer.startswith(_LEGAL_AUTO) or any(pointer.startswith(f"/{b}") for b in PYDANTIC_BLOCKS)
@@ -1014,7 +1015,7 @@ def auto_taken_literally(s: Subject) -> Iterator[Hit]:
 def auto_left_to_arguments(s: Subject) -> Iterator[Hit]:
     left = s.resolved.open if s.resolved else ()
     if left:
-        keys = ", ".join(".".join(tokens(p)) for p in left)
+        keys = ", ".join(dotted(p) for p in left)
         yield Hit(
             left[0],
             _("filled from the training arguments: {keys}").format(keys=keys),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from dstui.config.pointer import join_pointer, lookup
 from dstui.rules.registry import version_key
 from dstui.rules.tables import PYDANTIC_BLOCKS, default_of
 
@@ -78,15 +79,6 @@ def as_bool(value: Any) -> bool | None:
     if isinstance(value, str):
         return True if value.lower() in TRUE else False if value.lower() in FALSE else None
     return None
-
-
-def escape(key: str) -> str:
-    """``key`` as one RFC 6901 reference token."""
-    return key.replace("~", "~0").replace("/", "~1")
-
-
-def tokens(pointer: str) -> list[str]:
-    return [t.replace("~1", "/").replace("~0", "~") for t in pointer.split("/")[1:]]
 
 
 @dataclass(frozen=True)
@@ -168,11 +160,11 @@ class Subject:
 
     def get(self, pointer: str, default: Any = MISSING) -> Any:
         """The value DeepSpeed is handed at ``pointer``; ``default`` when the key is absent."""
-        return _at(self.data, pointer, default)
+        return lookup(self.data, pointer, default)
 
     def written(self, pointer: str) -> bool:
         """Whether the file itself has the key."""
-        return _at(self.raw, pointer, MISSING) is not MISSING
+        return lookup(self.raw, pointer, MISSING) is not MISSING
 
     def block(self, pointer: str) -> Mapping[str, Any]:
         """The object at ``pointer``; empty when it is absent or something else."""
@@ -286,18 +278,6 @@ class Subject:
         return self.world_size
 
 
-def _at(data: Any, pointer: str, default: Any) -> Any:
-    here = data
-    for token in tokens(pointer):
-        if isinstance(here, Mapping) and token in here:
-            here = here[token]
-        elif isinstance(here, list) and token.isdigit() and int(token) < len(here):
-            here = here[int(token)]
-        else:
-            return default
-    return here
-
-
 def _in_pydantic_block(pointer: str) -> bool:
     return any(pointer.startswith(f"/{b}/") for b in PYDANTIC_BLOCKS)
 
@@ -305,7 +285,7 @@ def _in_pydantic_block(pointer: str) -> bool:
 def _find_auto(value: Any, pointer: str) -> Iterator[str]:
     if isinstance(value, Mapping):
         for k, v in value.items():
-            yield from _find_auto(v, f"{pointer}/{escape(str(k))}")
+            yield from _find_auto(v, pointer + join_pointer(k))
     elif isinstance(value, list):
         for i, v in enumerate(value):
             yield from _find_auto(v, f"{pointer}/{i}")

@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from dstui.config import schema as schemas
 from dstui.config.diff import equal
-from dstui.config.document import Document, lookup
+from dstui.config.document import Document
+from dstui.config.pointer import lookup
 from dstui.errors import DstuiError
 from dstui.i18n import _
 from dstui.rules.diagnostic import Finding, Fix, Severity, Verdict

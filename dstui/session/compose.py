@@ -10,6 +10,8 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from dstui.config.pointer import join_pointer, lookup, split_pointer
+
 AUTO = "auto"
 Z = "/zero_optimization"
 OO = Z + "/offload_optimizer"
@@ -43,20 +45,7 @@ STAGE3_KEYS = (
 """Read at stage 3 only: dropped when the person leaves stage 3."""
 
 
-def _parts(pointer: str) -> list[str]:
-    return [p.replace("~1", "/").replace("~0", "~") for p in pointer.split("/")[1:]]
-
-
 _MISSING = object()
-
-
-def lookup(data: Any, pointer: str, default: Any = None) -> Any:
-    """The value at an RFC 6901 pointer through objects; ``default`` when absent."""
-    for p in _parts(pointer):
-        if not isinstance(data, Mapping) or p not in data:
-            return default
-        data = data[p]
-    return data
 
 
 class Editor:
@@ -84,11 +73,11 @@ class Editor:
     def put(self, pointer: str, value: Any) -> None:
         """Set a value; nothing is recorded when it is already there with the same type."""
         pointer = self.name(pointer)
-        *parents, last = _parts(pointer)
+        *parents, last = split_pointer(pointer)
         node: Any = self.data
         path = ""
         for i, p in enumerate(parents):
-            path += "/" + p.replace("~", "~0").replace("/", "~1")
+            path += join_pointer(p)
             child = node.get(p)
             if not isinstance(child, dict):
                 fresh: dict[str, Any] = {}
@@ -115,7 +104,7 @@ class Editor:
     def drop(self, pointer: str) -> None:
         """Remove a key if it is there."""
         pointer = self.name(pointer)
-        *parents, last = _parts(pointer)
+        *parents, last = split_pointer(pointer)
         node: Any = self.data
         for p in parents:
             node = node.get(p) if isinstance(node, dict) else None

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dstui.config import schema
-from dstui.config.document import split_pointer
+from dstui.config.pointer import split_pointer
 
 BASES: list[dict[str, Any]] = [
     {"train_batch_size": 16},

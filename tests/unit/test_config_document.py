@@ -18,11 +18,9 @@ from dstui.config.document import (
     ConfigUnreadable,
     Document,
     apply_edit,
-    join_pointer,
-    lookup,
     read,
-    split_pointer,
 )
+from dstui.config.pointer import join_pointer, lookup, split_pointer
 from dstui.errors import DstuiError
 
 HUMAN = """\

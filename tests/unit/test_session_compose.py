@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dstui.session.compose import Editor, autos, compose, lookup, read
+from dstui.session.compose import Editor, autos, compose, read
 
 VALUES: dict[str, Any] = {
     "stage": 2,
@@ -197,7 +197,5 @@ def test_an_nvme_buffer_holds_the_largest_parameter() -> None:
     assert block["buffer_size"] >= 131_000_000
 
 
-def test_lookup_follows_objects_only() -> None:
-    assert lookup({"a": {"b": 1}}, "/a/b") == 1
-    assert lookup({"a": [1]}, "/a/0", "none") == "none"
+def test_autos_are_found_anywhere() -> None:
     assert autos({"a": "auto", "b/c": {"d": "auto", "e": ["auto"]}}) == ["/a", "/b~1c/d", "/b~1c/e/0"]
