@@ -455,7 +455,8 @@ def _differences(runs: Sequence[RunDir], found: Sequence[Figures]) -> tuple[tupl
 
 def _plain(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """As written, where the release has no schema here."""
-    from dstui.config.diff import dotted, leaves
+    from dstui.config.diff import leaves
+    from dstui.config.pointer import dotted
 
     x, y = dict(leaves(dict(a))), dict(leaves(dict(b)))
     return [(dotted(k), x.get(k), y.get(k)) for k in dict.fromkeys([*x, *y]) if x.get(k) != y.get(k)]
