@@ -71,9 +71,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     table.refuse_price(args.price_per_gpu_hour)
     if args.stop is not None:
-        found = ab.find(args.stop)
-        ab.stop(found)
-        print(_("A/B {id}: no further run is started").format(id=found.id))
+        print(end(ab.find(args.stop)))
         return Exit.OK
     if args.join is not None:
         return _follow(ab.find(args.join), args)
@@ -86,6 +84,20 @@ def run(args: argparse.Namespace) -> int:
             print(_("  result: dstui ab --join {id}    end it: dstui ab --stop {id}").format(id=started.id))
         return Exit.OK
     return _follow(started, args)
+
+
+def end(found: AbDir) -> str:
+    """End an A/B; a sentence that says what was done. Raises DstuiError."""
+    state = found.state
+    ended = ab.stop(found)
+    if state == "running":
+        return _("A/B {id}: its run is being ended, no further one is started").format(id=found.id)
+    text = _("A/B {id} is over already: {state}").format(id=found.id, state=store.state_word(state))
+    if ended:
+        text = _("A/B {id}: ended what its controller left behind: run {run}").format(
+            id=found.id, run=", ".join(run.id for run in ended)
+        )
+    return text
 
 
 def plan_of(args: argparse.Namespace) -> Plan:
@@ -127,10 +139,21 @@ def _labels(specs: list[RunSpec]) -> tuple[str, str]:
     """What tells the two apart, short: file names, else interpreters."""
     by_config = [Path(s.config_source or "").name for s in specs]
     by_python = [s.python or "" for s in specs]
-    for words in (by_config, [s.config_source or "" for s in specs], by_python):
+    for words in (
+        by_config,
+        [s.config_source or "" for s in specs],
+        [_environment(p) for p in by_python],
+        by_python,
+    ):
         if words[0] != words[1]:
             return f"A {words[0]}", f"B {words[1]}"
     return "A", "B"
+
+
+def _environment(python: str) -> str:
+    """The folder that an interpreter belongs to: ``ds0189`` of ``.../envs/ds0189/bin/python``."""
+    path = Path(python)
+    return path.parent.parent.name if path.parent.name == "bin" else python
 
 
 def _follow(found: AbDir, args: argparse.Namespace) -> int:

@@ -306,18 +306,22 @@ def _spawn(ab: AbDir, plan: Plan, env: Mapping[str, str]) -> None:
         )
 
 
-def stop(ab: AbDir) -> None:
-    """Ask the controller to end its present run and itself; where it was killed, end the run. Raises DstuiError."""
+def stop(ab: AbDir) -> list[RunDir]:
+    """Ask the controller to end its present run and itself; where it was killed, end the run. Returns the runs that
+    were ended here. Raises DstuiError."""
     state = ab.state
     if state == "lost":
-        for run in ab.living():
+        left = ab.living()
+        for run in left:
             control.stop(run, timeout=None)
+        return left
     if state != "running":
-        return
+        return []
     try:
         (ab.path / "stop").touch(mode=0o600)
     except OSError as e:
         raise DstuiError(_("{path}: {cause}").format(path=ab.path, cause=e.strerror or e)) from e
+    return []
 
 
 def result(ab: AbDir, price_per_gpu_hour: float | None = None) -> Comparison:
@@ -388,6 +392,7 @@ class Controller:
     def __init__(self, ab: AbDir, plan: Plan, environ: Mapping[str, str]) -> None:
         self.ab, self.plan, self.environ = ab, plan, environ
         self.stopping = False
+        self.problem: str | None = None
         self.failed: set[int] = set()
         self.began = time.monotonic()
         self.seconds: list[Taken] = []
@@ -417,7 +422,7 @@ class Controller:
             self._end("failed", e.message + hint)
             return
         if self.stopping:
-            self._end("stopped", None)
+            self._end("stopped", self.problem)
         elif self.failed:
             self._end("failed", self._complaint())
         else:
@@ -462,6 +467,10 @@ class Controller:
                 control.stop(run, timeout=None)
                 break
             time.sleep(_POLL)
+        else:
+            if store.state(run) == "stopped":  # by somebody who wants these cards, or his patience, back
+                self.stopping = True
+                self.problem = _("run {id} was stopped").format(id=run.id)
         if store.state(run) not in ("finished", "stopped") and not breakdown:
             self.failed.add(kind)
         if self.plan.total_minutes is not None:

@@ -347,7 +347,7 @@ def _last_attempt(head: list[Line], tail: list[Line]) -> list[Line] | None:
 
 
 _INSIDE = re.compile(r'^(.*?)\s+File "[^"]+", line \d+, in \S')
-_RAISED = re.compile(r"[\w.]*(?:Error|Exception|Interrupt)\b")
+_RAISED = re.compile(r"[\w.]*(?:Error|Exception|Interrupt)(?::|$)")
 
 
 def _opened(lines: list[Line]) -> list[Line]:
@@ -362,9 +362,8 @@ def _opened(lines: list[Line]) -> list[Line]:
         if m is None:
             continue
         tag = m.group(1)
-        rest = (x.text[len(tag) :] for x in lines[i:] if x.text.startswith(tag))
-        end = next((x for x in rest if x.strip() and len(x) - len(x.lstrip()) < 2), "")
-        if _RAISED.match(end.strip()):
+        rest = [x.text[len(tag) :] for x in lines[i : i + 200] if x.text.startswith(tag)]
+        if any(len(x) - len(x.lstrip()) < 2 and _RAISED.match(x.strip()) for x in rest):
             head = Line(line.offset, f"{tag}{' ' if tag else ''}Traceback (most recent call last):")
             return [*lines[:i], head, *lines[i:]]
         break
@@ -442,6 +441,7 @@ def _judge(case: _Case) -> Diagnosis:
         _oom_lines,
         _spoken,
         _vanished,
+        _ray,
         _slow,
     ):
         found += look(case)
@@ -655,7 +655,7 @@ def _caught(f: Failure) -> bool:
 
 
 _WRAPPERS = ("ChildFailedError", "SystemExit", "KeyboardInterrupt", "SignalException", "CalledProcessError",
-             "ProcessRaisedException", "ProcessExitedException")  # fmt: skip
+             "ProcessRaisedException", "ProcessExitedException", "ActorDiedError", "RayActorError", "WorkerCrashedError")  # fmt: skip
 """What launchers raise because a rank failed."""
 _PASSED_ON = re.compile(r"exited with non-zero (?:exit )?(?:status|code)|returned non-zero exit status")
 """What a script raises because a program that it started failed: the words of that program are elsewhere."""
@@ -852,6 +852,10 @@ def _name(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list[Re
         r"norm_for_param_grads|complete_grad_norm", " ".join(x.function for x in f.frames)
     ):
         return Named("DR204", certainty, _at(f)), []
+    if f.short == "IndexError" and "partitioned_param_coordinator" in files:
+        return Named("DR107", certainty, _at(f)), []
+    if f.short in ("BrokenPipeError", "ConnectionResetError", "EOFError") and _LOADER.search(files):
+        return Named("DR802", certainty, _at(f)), []
     if (said is None and _is_build(f, files, text)) or (said is not None and said.code == "DR701"):
         return _build(case, f, certainty)
     if f.short in ("ModuleNotFoundError", "ImportError") and (said is None or said.code != "DR714"):
@@ -927,6 +931,9 @@ _CPU_ACCELERATOR = re.compile(r"Setting ds_accelerator to cpu|deepspeed_shm_comm
 
 def _on_cpu(case: _Case) -> bool:
     return any(_CPU_ACCELERATOR.search(line.text) for line in case.tail[:SPOKEN_LINES])
+
+
+_LOADER = re.compile(r"/torch/utils/data/(?:dataloader|_utils/\w+)\.py")
 
 
 def _splits(case: _Case, files: str) -> bool:
@@ -1325,7 +1332,7 @@ def _missing_ranks(case: _Case, timeouts: Iterable[Event]) -> list[int]:
 
 
 _BUILD = re.compile(
-    r"Error building extension '(\w+)'|ninja: build stopped|fatal error: .*: No such file or directory|nvcc fatal|error: command .* failed"
+    r"Error building extension '(\w+)'|^\s*FAILED: \S+\.o\b|ninja: build stopped|fatal error: .*: No such file or directory|nvcc fatal|error: command .* failed"
 )
 
 
@@ -1635,6 +1642,23 @@ def _vanished(case: _Case) -> Iterator[_Finding]:
                 weight=14,
             )
             return
+
+
+_RAY_GONE = re.compile(r"worker process has died|A worker died or was killed while executing a task")
+
+
+def _ray(case: _Case) -> Iterator[_Finding]:
+    """Ray lost a worker that said nothing; of the causes that it offers then, lack of memory is the first."""
+    if case.outcome in ("finished", "stopped") or case.exit is not None:
+        return
+    gone = next((x for x in case.tail[-SPOKEN_LINES:] if _RAY_GONE.search(x.text)), None)
+    if gone is not None and not case.survived(gone.offset):
+        yield _Finding(
+            Named("DR401", "possible", _("a worker of Ray is gone without a word")),
+            (case.line(gone.offset, clean(gone.text)),),
+            repairs.host_memory(case.config),
+            weight=9,
+        )
 
 
 def _slow(case: _Case) -> Iterator[_Finding]:

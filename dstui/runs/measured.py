@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import hjson
+
 from dstui.estimate.result import PHASES
 from dstui.runs.command import Command
 from dstui.runs.spec import RunSpec
@@ -37,7 +39,12 @@ def equip(command: Command, spec: RunSpec, run: RunDir, environ: Mapping[str, st
     if spec.measure is None:
         return command
     source = Path(__file__).with_name("probe.py").read_text(encoding="utf-8")
-    settings = {"schema_version": SCHEMA_VERSION, "steps": spec.measure, "end": spec.trial}
+    settings = {
+        "schema_version": SCHEMA_VERSION,
+        "steps": spec.measure,
+        "end": spec.trial,
+        "talk": _talks(command),
+    }
     files = {
         **command.files,
         f"{FOLDER}/sitecustomize.py": source,
@@ -46,6 +53,16 @@ def equip(command: Command, spec: RunSpec, run: RunDir, environ: Mapping[str, st
     before = command.env.get("PYTHONPATH", environ.get("PYTHONPATH", ""))
     path = os.pathsep.join([str(run.path / FOLDER), *([before] if before else [])])
     return dataclasses.replace(command, files=files, env={**command.env, "PYTHONPATH": path})
+
+
+def _talks(command: Command) -> bool:
+    """Whether the run's config asks comms_logger for a line an operation."""
+    try:
+        config = hjson.loads(command.files.get("config.json") or "{}")
+    except ValueError:
+        return False
+    comms = config.get("comms_logger") if isinstance(config, Mapping) else None
+    return isinstance(comms, Mapping) and bool(comms.get("enabled")) and bool(comms.get("verbose"))
 
 
 # -- what was measured -----------------------------------------------------------------------------------

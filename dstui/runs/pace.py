@@ -163,6 +163,8 @@ class _Reader:
         """Of rank 0 alone."""
         self.first: tuple[int, float] | None = None
         self.last: tuple[int, float] | None = None
+        self._boundaries = 0
+        """Lines of timers with a whole step so far: 0.17.6-0.19.2 print no other line that counts."""
         self._stamp: tuple[int, float] | None = None
         self._seen: int | None = None
 
@@ -201,11 +203,13 @@ class _Reader:
             self.operations.append((self._seen or 0, v["op"], v["seconds"]))
         elif e.kind == "throughput" and v.get("samples_per_second") and v.get("step") and p.batch:
             self.series["throughput"].add(int(v["step"]), p.batch / float(v["samples_per_second"]))
-        elif e.kind == "timers" and "fwd" in v and p.step:
-            self.series["timers"].add(p.step, sum(float(v.get(k, 0.0)) for k in ("fwd", "bwd", "step")))
+        elif e.kind == "timers" and "fwd" in v:
+            self._boundaries += 1
+            step = max(p.step or 0, self._boundaries)
+            self.series["timers"].add(step, sum(float(v.get(k, 0.0)) for k in ("fwd", "bwd", "step")))
             share = communication_of(v)
             if share is not None:
-                self.timers.append((p.step, share))
+                self.timers.append((step, share))
         elif e.kind == "progress" and v.get("seconds") and p.bar_step:
             self.series["bar"].add(p.bar_step, float(v["seconds"]))
         if p.step and p.step != self._seen:

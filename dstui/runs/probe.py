@@ -153,6 +153,7 @@ class Probe:
         self.folder = folder
         self.steps = int(settings.get("steps") or 5)
         self.end = bool(settings.get("end"))
+        self.talk = bool(settings.get("talk"))
         self.pid = os.getpid()
         self.rank = int(os.environ["RANK"])
         self.fd = os.open(
@@ -335,6 +336,8 @@ class Probe:
                 self.undo.append((owner, "reset_peak_memory_stats", original))
 
     def on_engine(self, module: Any) -> None:
+        if self.talk:
+            self.let_it_talk()
         cls = module.DeepSpeedEngine
         if "_take_model_step" in cls.__dict__:
             self.counter = "_take_model_step"
@@ -345,6 +348,16 @@ class Probe:
         self.wrap(cls, "_take_model_step", self.update_enter, self.update_exit)
         self.wrap(cls, "save_checkpoint", self.save_enter, self.save_exit)
         self.wrap(cls, "save_16bit_model", self.save_enter, self.save_exit)
+
+    @staticmethod
+    def let_it_talk() -> None:
+        """0.17.6-0.19.2 make DeepSpeed's logger with the level WARNING (utils/logging.py), which hides every line of
+        comms_logger, and have no key for it."""
+        import logging
+
+        logger = logging.getLogger("DeepSpeed")
+        for one in [logger, *logger.handlers]:
+            one.setLevel(min(one.level, logging.INFO))
 
     def wrap(self, cls: Any, name: str, enter: Any, leave: Any) -> None:
         import functools

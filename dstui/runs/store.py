@@ -454,6 +454,11 @@ def find_run(
             _("'{name}' fits {n} runs").format(name=reference, n=len(found)),
             _("give more of the id:") + "\n    " + "\n    ".join(lines),
         )
+    if len(reference) > 2 and (paths.state_home() / "ab" / reference / "ab.json").is_file():
+        raise DstuiError(
+            _("{id} is an A/B, not a run").format(id=reference),
+            _("its result: dstui ab --join {id}; end it: dstui ab --stop {id}").format(id=reference),
+        )
     near = difflib.get_close_matches(
         reference, [run.id for run in runs] + [n for n in names.values() if n], 3, 0.5
     )

@@ -201,8 +201,57 @@ def test_a_controller_killed_in_its_first_run(write: Write, capsys: pytest.Captu
     assert "controller was killed" in shown and f"dstui ab --stop {found.id}" in shown
     assert shown.count(f"run {run.id} goes on") == 2 and "?" not in shown
     assert main(["ab", "--stop"]) == 0 and store.state(run) == "stopped"
+    assert f"left behind: run {run.id}" in capsys.readouterr().out
     assert main(["ab", "--join"]) == 2
     assert "goes on" not in capsys.readouterr().err
+    assert main(["ab", "--stop"]) == 0
+    assert "is over already: lost" in capsys.readouterr().out
+
+
+def test_a_controller_killed_between_its_runs(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    """Held while its first run ends, then killed: what ran is whole, the other side is said to be missing."""
+    a, b = write("a.json", 0.1), write("b.json", 0.1)
+    assert main([*words(a, b, "--detach", "--json", steps=15)]) == 0
+    found = ab.find(json.loads(capsys.readouterr().out)["ab"])
+    wait_for(lambda: found.data["runs"])
+    pid = found.data["controller"]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    (run,) = store.list_runs()
+    wait_for(lambda: store.state(run) == "finished")
+    assert found.state == "running"
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: found.state == "lost")
+    assert main(["ab", "--join", found.id]) == 2
+    shown = capsys.readouterr().err
+    assert f"run {run.id}: finished" in shown and "controller was killed before a run of B b.json" in shown
+    assert "begin it anew" in shown and "goes on" not in shown
+    assert len(store.list_runs()) == 1
+
+
+def test_a_run_that_is_stopped_ends_its_ab(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who stops a run wants the cards back: no other one is started on them."""
+    a, b = write("a.json", 0.1), write("b.json", 0.1)
+    assert main([*words(a, b, "--pairs", "2", "--detach", "--json", steps=3000)]) == 0
+    found = ab.find(json.loads(capsys.readouterr().out)["ab"])
+    wait_for(lambda: found.data["runs"] and store.state(store.list_runs()[0]) == "running")
+    (run,) = store.list_runs()
+    assert main(["stop", run.id]) == 0
+    wait_for(lambda: found.state != "running")
+    assert found.state == "stopped" and store.list_runs() == [run]
+    capsys.readouterr()
+    assert main(["ab", "--join"]) in (1, 2)
+    assert f"run {run.id} was stopped" in capsys.readouterr().err
+
+
+def test_an_ab_is_no_run(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = write("a.json", 0.01), write("b.json", 0.01)
+    assert main([*words(a, b, "--detach", "--json", steps=3)]) == 0
+    name = json.loads(capsys.readouterr().out)["ab"]
+    found = ab.find(name)
+    wait_for(lambda: found.state == "finished")
+    for verb in ("stop", "watch", "logs", "rm"):
+        assert main([verb, name]) == 2
+        assert f"{name} is an A/B" in (shown := capsys.readouterr().err) and f"ab --stop {name}" in shown
 
 
 @pytest.mark.parametrize(
@@ -251,7 +300,7 @@ def test_two_releases_build_ops_apart(
     assert main(argv) == 0
     data = json.loads(capsys.readouterr().out)
     assert [r["deepspeed"] for r in data["runs"]] == ["0.19.8", "0.18.9"]
-    assert data["ab"]["labels"] == [f"A {pythons[0]}", f"B {pythons[1]}"]
+    assert data["ab"]["labels"] == ["A 0.19.8", "B 0.18.9"], "their environments' folders"
     runs = list(reversed(store.list_runs()))
     folders = [r.manifest["env"]["TORCH_EXTENSIONS_DIR"] for r in runs]
     assert folders == [str(tmp_path / "ops" / f"deepspeed-{r}-torch-2.13.0") for r in ("0.19.8", "0.18.9")]
