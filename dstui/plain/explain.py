@@ -162,7 +162,6 @@ def key_page(k: keypages.KeyPage) -> list[str]:
         rows.append((_("since"), _("0.9.5 or earlier") if k.since == "0.9.5" else k.since))
     rows.append((_("last release"), k.until or ""))
     rows.append((_("refused from"), k.refused_from or ""))
-    rows.append((_("note"), k.note))
     if k.unknown_keys:
         rows.append(
             (_("unknown keys"), _("refused") if k.unknown_keys == "refused" else _("ignored in silence"))
