@@ -18,7 +18,7 @@ from dstui.errors import DstuiError
 from dstui.i18n import _
 from dstui.runs import store
 from dstui.runs.nodes import Reach, host_names, left_behind
-from dstui.runs.processes import Process, alive, here, marked, send
+from dstui.runs.processes import STOP_NOW, Process, alive, here, marked, send
 from dstui.runs.store import RunDir
 
 STOP_SECONDS = 60.0
@@ -81,9 +81,13 @@ def stop(run: RunDir, now: bool = False, timeout: float | None = STOP_SECONDS) -
         return Stopped(
             True, "lost", already=not (killed or left), killed=tuple(p.pid for p in killed), nodes=left
         )
-    _ask(run, now)
-    if look.here:
-        supervisor = run.process("supervisor")
+    supervisor = run.process("supervisor") if look.here else None
+    try:
+        _ask(run, now)
+    except DstuiError:
+        if supervisor is None or not _signal(supervisor, now):
+            raise
+    else:
         if supervisor is not None:
             with contextlib.suppress(OSError):
                 send(supervisor, signal.SIGUSR1)
@@ -122,6 +126,14 @@ def _end_on_nodes(run: RunDir, hosts: Sequence[str], now: bool) -> tuple[Mapping
     with contextlib.suppress(OSError):
         run.append_event("nodes_cleared", hosts=gone)
     return tuple(left)
+
+
+def _signal(supervisor: Process, now: bool) -> bool:
+    """Ask without a file: the disk is full or read-only. False when it may not be signalled, or is gone."""
+    try:
+        return send(supervisor, signal.SIGTERM) and (not now or send(supervisor, STOP_NOW))
+    except OSError:
+        return False
 
 
 def _stop_damaged(run: RunDir, now: bool, timeout: float | None) -> Stopped:

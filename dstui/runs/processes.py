@@ -17,6 +17,9 @@ RUN_ID_VARIABLE = "DSTUI_RUN_ID"
 SUPERVISES_VARIABLE = "DSTUI_SUPERVISES"
 """Set for a supervisor alone: the run that it is for. One that was started inside another run belongs to no run."""
 
+STOP_NOW = signal.SIGUSR2
+"""To a supervisor: SIGTERM asks it to stop the run, this one to stop it at once. For a disk that takes no request."""
+
 
 def for_supervisor(environ: Mapping[str, str], run_id: str) -> dict[str, str]:
     """The environment of a supervisor of ``run_id``, whoever starts it: a training may start runs as well."""

@@ -40,6 +40,7 @@ from dstui.runs.nodes import Reach, environment_file, host_names, is_here
 from dstui.runs.ops import CPU_COLLECTIVES, HeldLock, extensions_root, held_by, ops_needed, remove_dead
 from dstui.runs.processes import (
     RUN_ID_VARIABLE,
+    STOP_NOW,
     SUPERVISES_VARIABLE,
     Family,
     Process,
@@ -399,12 +400,14 @@ class Supervisor:
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         self.selector.register(read_end, selectors.EVENT_READ, None)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited by launcher and ranks on purpose
-        for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
+        for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGCHLD):
             signal.signal(number, lambda *_: None)
-        signal.signal(signal.SIGTERM, self._on_term)
+        for number in (signal.SIGTERM, STOP_NOW):
+            signal.signal(number, self._on_stop)
 
-    def _on_term(self, number: int, _frame: Any) -> None:
-        self.asked_to_quit = number
+    def _on_stop(self, number: int, _frame: Any) -> None:
+        if self.asked_to_quit != STOP_NOW:
+            self.asked_to_quit = number
 
     def reserve(self) -> None:
         """Blocks for exit.json, so that a full disk cannot take the last word."""
@@ -523,9 +526,13 @@ class Supervisor:
             data["stall"] = stall_json(self.stall)
         path = self.run.heartbeat_path
         temporary = path.with_name(".heartbeat.tmp")
-        with contextlib.suppress(OSError):
-            temporary.write_text(json.dumps(data))
+        text = json.dumps(data)
+        try:
+            temporary.write_text(text)
             temporary.replace(path)
+        except OSError:  # a full disk: into the blocks that the file has, so that other hosts see a living run
+            with contextlib.suppress(OSError), path.open("r+") as f:
+                f.write(text.ljust(path.stat().st_size))
 
     def write_exit(self, data: dict[str, Any]) -> None:
         """Complete or not at all; into the reserved blocks, so a full disk does not matter."""
@@ -754,9 +761,11 @@ class Supervisor:
                     self.reap()
                 self.ended(w, code)
         self.reap()
-        if self.asked_to_quit is not None and self.stop is None:
-            name = signal_name(self.asked_to_quit)
-            self.begin_stop({"signal": name, "to": "supervisor"}, now=False)
+        if self.asked_to_quit is not None:
+            number, self.asked_to_quit = self.asked_to_quit, None
+            if self.stop is None or (number == STOP_NOW and not self.stop.now):
+                by = {"signal": signal_name(number), "to": "supervisor"}
+                self.begin_stop(by, now=number == STOP_NOW)
 
     def tick(self, now: float) -> None:
         self.requests()

@@ -704,6 +704,43 @@ def test_a_run_with_a_damaged_manifest_can_be_stopped(begin: Callable[..., RunDi
     store.write_json(run.manifest_path, manifest)
 
 
+@pytest.mark.parametrize("now", [False, True])
+def test_a_stop_needs_no_room_on_the_disk(begin: Callable[..., RunDir], now: bool) -> None:
+    """No request can be written (here: its folder is a file): the supervisor is asked by a signal."""
+    run = begin(
+        "import signal, time\n"
+        "signal.signal(signal.SIGINT, lambda *_: print('int', flush=True))\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('term', flush=True), exit(0)))\n"
+        "print('up', flush=True)\n"
+        "while True: time.sleep(0.1)\n"
+    )
+    says(run, "up")
+    run.requests_dir.rmdir()
+    run.requests_dir.write_text("")
+    done = stop(run, now=now, timeout=0.0 if not now else 60)
+    if not now:
+        says(run, "int")  # politely first
+        done = stop(run, now=True)  # somebody lost patience
+    assert done.ended and done.state == "stopped"
+    assert run.out_log.read_text().split() == (["up", "term"] if now else ["up", "int", "term"])
+    assert "signal" in (run.exit or {})["stopped_by"]
+
+
+def test_a_heartbeat_needs_no_room_on_the_disk(begin: Callable[..., RunDir]) -> None:
+    """Its temporary file cannot be made (here: a folder has the name): other hosts still see that it lives."""
+    run = begin("import time; time.sleep(600)")
+    until(lambda: run.heartbeat)
+    while True:
+        try:
+            (run.path / ".heartbeat.tmp").mkdir()
+            break
+        except FileExistsError:  # just being written
+            time.sleep(0.01)
+    before = (run.heartbeat or {"t": 0.0})["t"]
+    until(lambda: (run.heartbeat or {"t": 0.0})["t"] > before + 2 * store.HEARTBEAT_INTERVAL - 1)
+    assert {"t", "state", "processes"} <= (run.heartbeat or {}).keys()
+
+
 def test_a_log_that_is_cut_says_so(begin: Callable[..., RunDir]) -> None:
     run = begin("import time\nwhile True: print('on' * 50, flush=True); time.sleep(0.05)\n")
     until(lambda: run.out_log.stat().st_size > 2000)
