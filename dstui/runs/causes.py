@@ -486,6 +486,14 @@ _ALL = (
         N_("start the run again; dstui keeps it in a session of its own"),
     ),
     Cause(
+        "DR723", "node-lost", None,
+        N_("a node of the run is gone"),
+        N_("a node answers ssh no more, or its ssh ended with 255, while its ranks ran; the others lose their connection"),
+        N_("the node was shut down, lost its power or its network, or hangs; a scheduler took it back"),
+        N_("look at the node itself (its console, the scheduler); run `dstui stop` once it answers, for ranks that may "
+           "live on there; start again without it: another hostfile, or fewer --nodes"),
+    ),
+    Cause(
         "DR801", "index-out-of-range", None,
         N_("an index lies outside its table: token ids and vocabulary do not match"),
         N_("`device-side assert triggered`, `index out of range in self`"),
@@ -543,8 +551,8 @@ _ALL = (
     ),
     Cause(
         "DR903", "checkpoint-does-not-match", None,
-        N_("the checkpoint does not belong to this world size or is incomplete"),
-        N_("`used a DP world size of`, `zero checkpoints paths are missing`"),
+        N_("the checkpoint does not fit this model or this world size, or is incomplete"),
+        N_("`used a DP world size of`, `zero checkpoints paths are missing`, `Error(s) in loading state_dict`"),
         N_("each rank writes its own piece of the optimizer: another number of ranks cannot read them, and on several "
            "nodes each local disk holds only its own"),
         N_("resume with the same number of ranks, or convert: ds_to_universal.py and "

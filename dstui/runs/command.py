@@ -183,7 +183,15 @@ def hosts(spec: RunSpec) -> tuple[tuple[str, int], ...]:
         if not line or line.startswith("#"):
             continue
         m = _HOST.search(line)
-        if m is None or m.group(1) in found:
+        if m is not None and m.group(1) in found:
+            raise Refused(
+                "hostfile-broken",
+                _("{path}:{line}: {name} is named a second time, which DeepSpeed's launcher refuses").format(
+                    path=path, line=number, name=m.group(1)
+                ),
+                _("one line a node: NAME slots=GPUS"),
+            )
+        if m is None:
             raise Refused(
                 "hostfile-broken",
                 _("{path}:{line}: DeepSpeed's launcher refuses this line: {text}").format(
@@ -277,6 +285,12 @@ def check_launcher(spec: RunSpec) -> None:
             "two-device-lists",
             _("two lists of devices: --devices, and CUDA_VISIBLE_DEVICES in --env"),
             _("give one of them"),
+        )
+    if spec.devices is not None and spec.hostfile:
+        raise Refused(
+            "two-device-lists",
+            _("--devices names cards of this machine; with a hostfile each node takes its first slots"),
+            _("leave out --devices; fewer ranks on each node: --num-gpus N"),
         )
     if spec.launcher in ("llamafactory", "swift") and spec.engine != spec.launcher:
         raise Refused(

@@ -129,8 +129,8 @@ def checked(cwd, files, packages, port):
     answer["files"] = {path: seen(path) for path in files}
     answer["gpus"] = sum(n.startswith("nvidia") and n[6:].isdigit() for n in os.listdir("/dev"))
     try:
-        answer["interfaces"] = sorted(os.listdir("/sys/class/net"))
-    except OSError:
+        answer["interfaces"] = sorted(name for _n, name in socket.if_nameindex())
+    except (OSError, AttributeError):
         answer["interfaces"] = None
     answer["address"] = None
     if port is not None:

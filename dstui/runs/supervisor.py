@@ -635,13 +635,11 @@ class Supervisor:
                     self.ended(known, None)
                 s = stats[process.pid]
                 known = self.watch(process, s.parent, s.name)
-                if self.reach is not None and s.name == "ssh":
-                    above = stat(s.parent)
-                    if above is not None and above.name == "pdsh":
-                        known.host = ssh_host(process.pid, self.reach.hosts)
             if known.rank is None and known.belongs is None and known.looks < 5:
                 known.looks += 1
                 self.look_for_rank(known)
+                if self.reach is not None and known.host is None:
+                    known.host = ssh_host(process.pid, known.parent, self.reach.hosts)
         there = set(living)
         for w in list(self.watched.values()):
             if w.ended_at is None and w.process not in there and w.fd is None:
@@ -707,8 +705,6 @@ class Supervisor:
             self.event("rank_exit", rank=w.rank, pid=w.process.pid, code=w.code)
         if w.host is not None:
             self.event("node_exit", host=w.host, code=w.code)
-            if w.code and self.failed_node is None and self.stop is None:
-                self.failed_node = (w.host, time.monotonic())
 
     def reap(self) -> None:
         while True:
@@ -809,11 +805,17 @@ class Supervisor:
         DeepSpeed's ``launch`` ends only the ranks of its own node; the others would sit in a collective until it
         times out, 30 minutes with gloo, 10 with NCCL.
         """
-        if (
-            self.failed_node is None
-            or self.stop is not None
-            or now - self.failed_node[1] < NODE_GRACE_SECONDS
-        ):
+        if self.reach is None or self.stop is not None:
+            return
+        if self.failed_node is None:
+            clients = [w for w in self.watched.values() if w.host is not None]
+            if not any(w.ended_at for w in clients) or all(w.ended_at for w in clients):
+                return
+            failed = node_that_pdsh_lost(self.log.fd, self.reach.hosts)
+            if failed is not None:
+                self.failed_node = (failed, now)
+            return
+        if now - self.failed_node[1] < NODE_GRACE_SECONDS:
             return
         self.event("node_failed", host=self.failed_node[0])
         self.begin_stop({"node": self.failed_node[0]}, now=True, failed=True)
@@ -1062,7 +1064,11 @@ class Supervisor:
         node = None
         if self.reach is not None:
             node, code_there = first_node_to_fail(self.log.fd, self.reach.hosts)
-            node = self.failed_node[0] if node is None and self.failed_node is not None else node
+            gone = [r["host"] for r in self.reach.records() if r["problem"] is not None]
+            if gone:
+                node, code_there = gone[0], None  # it could not say so itself
+            elif node is None and self.failed_node is not None:
+                node = self.failed_node[0]
             if node is not None and not is_here(node):
                 first, rank_code = None, code_there  # those here followed
         parents = [
@@ -1298,15 +1304,33 @@ def first_node_to_fail(fd: int, hosts: Sequence[str], tail: int = 4 << 20) -> tu
     """The node whose ``launch`` was the first to say that a rank failed, and that rank's code."""
     size = os.fstat(fd).st_size
     for m in _NODE_CODE.finditer(os.pread(fd, tail, max(0, size - tail))):
-        name = m.group(1).decode(errors="replace")
-        host = next((h for h in hosts if name in (h, h.rpartition("@")[2])), None)
+        host = host_named(m.group(1), hosts)
         if host is not None and int(m.group(2)):
             return host, int(m.group(2))
     return None, None
 
 
-def ssh_host(pid: int, hosts: Sequence[str]) -> str | None:
-    """The node that this ssh client of pdsh is connected to."""
+_PDSH_CODE = re.compile(rb"(?m)^pdsh@[^:\s]+: (\S+): ssh exited with exit code [1-9]")
+
+
+def node_that_pdsh_lost(fd: int, hosts: Sequence[str], tail: int = 64 << 10) -> str | None:
+    """The first node whose ssh ended with another code than 0, as pdsh says at once (Debian's 2.34)."""
+    size = os.fstat(fd).st_size
+    m = _PDSH_CODE.search(os.pread(fd, tail, max(0, size - tail)))
+    return None if m is None else host_named(m.group(1), hosts)
+
+
+def host_named(name: bytes, hosts: Sequence[str]) -> str | None:
+    """The node of the hostfile that pdsh means: it leaves the user's name out."""
+    text = name.decode(errors="replace")
+    return next((h for h in hosts if text in (h, h.rpartition("@")[2])), None)
+
+
+def ssh_host(pid: int, parent: int, hosts: Sequence[str]) -> str | None:
+    """The node that this process is connected to; None unless it is an ssh client of pdsh (``pdsh.bin`` in Debian)."""
+    own, above = stat(pid), stat(parent)
+    if own is None or own.name != "ssh" or above is None or not above.name.startswith("pdsh"):
+        return None
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:

@@ -55,6 +55,7 @@ class Nodes:
         self.init: dict[str, int] = {}
         """Node -> pid of its init, as this machine numbers it."""
         self._outer: dict[str, subprocess.Popen[bytes]] = {}
+        self._switch: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         folder = self.folder
@@ -81,10 +82,19 @@ class Nodes:
         )
         for name in NAMES:
             self.up(name)
-        one, two = (str(self.init[n]) for n in NAMES)
-        _ip("link", "add", "veth", "netns", one, "type", "veth", "peer", "name", "veth", "netns", two)
+        # Both hang on a switch of its own, so that the address of one stays when the other is gone.
+        self._switch = subprocess.Popen(["unshare", "--net", "sleep", "infinity"], stdin=subprocess.DEVNULL)
+        switch = str(self._switch.pid)
+        own = Path("/proc/self/ns/net").readlink()
+        _until(lambda: Path(f"/proc/{switch}/ns/net").readlink() != own)
+        at = ["nsenter", "--net", "-t", switch, "ip", "link"]
+        subprocess.run([*at, "add", "switch", "type", "bridge"], check=True)
+        subprocess.run([*at, "set", "switch", "up"], check=True)
         for name, address in addresses.items():
             enter = ["nsenter", "--net", "-t", str(self.init[name])]
+            peer = ["peer", "name", name, "netns", switch]
+            _ip("link", "add", "veth", "netns", str(self.init[name]), "type", "veth", *peer)
+            subprocess.run([*at, "set", name, "master", "switch", "up"], check=True)
             subprocess.run([*enter, "ip", "addr", "add", f"{address}/24", "dev", "veth"], check=True)
             subprocess.run([*enter, "ip", "link", "set", "veth", "up"], check=True)
         (folder / "wired").touch()
@@ -142,6 +152,9 @@ class Nodes:
             else:
                 self._outer[name].kill()
                 self._outer[name].wait()
+        if self._switch is not None:
+            self._switch.kill()
+            self._switch.wait()
 
 
 @contextlib.contextmanager
