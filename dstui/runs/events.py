@@ -111,10 +111,11 @@ _PREFIX = re.compile(
 _RANK = re.compile(r"^\[(?:default|rank|Rank )(\d+)\]:? ?(?:\[rank\d+\]:? ?)?")
 _STREAM = re.compile(
     r"^(?:\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:?\d\d)? (?:std(?:out|err) [FP] )?|\d{1,4}: |"
+    r"(?:\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4})?\[\d+,\d+\]<std(?:out|err)>: ?|"
     r"\((?:[\w.]+ )?(?:rank=\d+,? ?)?pid=\d+(?:, ip=[\d.]+)?\) ?|[\w.-]{1,64} +\| |"
     r"[\w.-]{1,64}: (?=\[\d{4}-\d\d-\d\d |\[rank|\[default|\{'|\s*\w*Traceback \(|MA \d|steps: |\d+%\|))+"
 )
-"""What srun, pdsh, Ray, docker and Kubernetes put before the lines of a process."""
+"""What srun, mpirun, pdsh, Ray, docker and Kubernetes put before the lines of a process."""
 _STEP = re.compile(r"step=(\d+), skipped=(\d+), lr=\[(.*?)\], mom=\[(.*)\]")
 _THROUGHPUT = re.compile(
     r"micro_step=(\d+)/global_step=(\d+), RunningAvgSamplesPerSec=([\d.einf+-]+), CurrSamplesPerSec=([\d.einf+-]+)"
@@ -197,7 +198,9 @@ _BOXED = re.compile(r"^(.*?)[╭┌+][─-]+ Traceback \(most recent call last\)
 _BOX_FRAME = re.compile(r"^[│|] (\S.*?):(\d+) in (\S+)")
 _DRAWN = re.compile(r"^.*\d%\|.*?\| *\d+/\d+ \[[^\]]*\] *")
 """A bar that was being drawn when something else began."""
-_MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*(?:Z|[+-]\d\d:?\d\d)?")
+_MOMENT = re.compile(
+    r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*(?:Z|[+-]\d\d:?\d\d)?|\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}"
+)
 _IGNORED = re.compile(r"^(.*?)Exception ignored in")
 _THREAD = re.compile(r"^(.*?)Exception in thread \S")
 _FRAME = re.compile(r'^\s+File "(.*?)", line (\d+), in (.*)$')
@@ -317,7 +320,8 @@ def _as_prefix(tag: str) -> re.Pattern[str] | None:
     if not tag.strip():
         return None
     parts = [re.escape(part) for part in _MOMENT.split(tag.rstrip())]
-    return re.compile(r"\d{4}-\d\d-\d\d\S*(?: \d\d:\d\d:\d\d\S*)?".join(parts) + " ?")
+    moment = r"(?:\d{4}-\d\d-\d\d\S*(?: \d\d:\d\d:\d\d\S*)?|\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4})"
+    return re.compile(moment.join(parts) + " ?")
 
 
 class Parser:

@@ -65,15 +65,17 @@ MESSAGES: tuple[Message, ...] = (
     # 1: stage
     _say("DR105", r"has already been reduced|Gradient computed twice for this partition",
          "already been reduced", "computed twice"),
-    _say("DR106", r"'weight' must be 2-?D|shape torch\.Size\(\[0\]\) from checkpoint|"
+    _say("DR106", r"'weight' must be 2-?D|mat2 must be a matrix, got 1-D tensor|weight should have at least three dimensions|"
+         r"(?:got weight of|weight of size|but got weight with) (?:shape )?\[0\]|shape torch\.Size\(\[0\]\) from checkpoint|"
          r"size mismatch for [^:]+: copying a param with shape torch\.Size\(\[0\]\)|"
          r"copying a param with shape torch\.Size\(\[[\d, ]+\]\) from checkpoint, the shape in current model is torch\.Size\(\[0\]\)|"
          r"expected param .* to be available|ds_status == ZeroParamStatus\.AVAILABLE|'status': 'NOT_AVAILABLE'|Padding_idx must be within num_embeddings.*\[0",
-         "must be 2-d", "must be 2d", "torch.size([0])", "to be available", "zeroparamstatus", "not_available"),
+         "must be 2-d", "must be 2d", "must be a matrix", "three dimensions", "weight", "torch.size([0])", "to be available", "zeroparamstatus", "not_available"),
     _say("DR107", r"assert not param\.ds_active_sub_modules|Cannot free a ZeRO-3 parameter while it is still active|"
          r"tracing error at step \d+|ds_active_sub_modules|still have inflight params|\} already in registry|"
+         r"'status': 'AVAILABLE'.*'active_sub_modules': \{\d|'status': 'INFLIGHT'|"
          r"disagreement between rank0 and rank\d+|attempted to (?:record trace|invalidate already)",
-         "ds_active_sub_modules", "still active", "tracing error", "inflight params", "already in registry", "disagreement between",
+         "active_sub_modules", "'inflight'", "still active", "tracing error", "inflight params", "already in registry", "disagreement between",
          "attempted to"),
     # environment: builds
     _say("DR718", r"module '(?:deepspeed\w+_comm|cpu_ada\w+|cpu_lion|fused_\w+|async_io|gds|fp_quantizer|random_ltd|"
@@ -129,7 +131,10 @@ MESSAGES: tuple[Message, ...] = (
     _say("DR402", r"^(?:\w+Error: )?CUDA error: out of memory", "cuda error: out of memory", weight=30),
     # the config
     _say("DR706", r"Expected a string path to an existing deepspeed config", "expected a string path"),
-    _say("DR705", r"\bds [\w.]+=\S+ vs hf \w+=|mismatch TrainingArguments values", " vs hf ", "mismatch trainingarguments"),
+    _say("DR705", r"\bds [\w.]+=\S+ vs hf \w+=|mismatch TrainingArguments values|"
+         r"Found `optimizer` configured in the DeepSpeed config, but no `scheduler`|"
+         r"[Yy]ou (?:cannot|can't|must) .{0,60}in (?:the|your) DeepSpeed config|Please correct the following DeepSpeed config values",
+         " vs hf ", "mismatch trainingarguments", "deepspeed config"),
     _say("DR713", r"error: unrecognized arguments:.*--local[-_]rank", "unrecognized arguments"),
     # numerics
     _say("DR602", r"Current loss scale already at minimum", "already at minimum", weight=48),
@@ -151,13 +156,14 @@ MESSAGES: tuple[Message, ...] = (
          r"cannot import name '\w+' from '[\w.]+' \([^)\n]*(?:site|dist)-packages/|Weights only load failed|"
          r"[\w-]+ ?[<>=!~]=? ?[\w.,<>=!]+ is required for a normal functioning of this module, but found|"
          r"No module named '(?:torch|transformers|accelerate|deepspeed|peft|trl|numpy|datasets)\.[\w.]+'|"
-         r"Unsupported global: GLOBAL |undefined symbol: \S+|A module that was compiled using NumPy 1\.x cannot be run|"
+         r"Unsupported global: GLOBAL |undefined symbol: \S+|"
+         r"CUDA S(?:ETUP|etup)(?: failed despite GPU being available|: Setup Failed!)|A module that was compiled using NumPy 1\.x cannot be run|"
          r"(?:got an unexpected keyword argument|takes \d+ positional arguments?) .*deepspeed|partially initialized module '(?:torch|deepspeed)",
-         "cannot import name", "normal functioning", "no module named", "weights only", "unsupported global", "undefined symbol", "numpy 1.x", "deepspeed", "partially initialized"),
+         "cannot import name", "normal functioning", "no module named", "weights only", "unsupported global", "undefined symbol", "cuda setup", "numpy 1.x", "deepspeed", "partially initialized"),
     _say("DR715", r"launcher '\w+' not installed|KeyError: 'PDSH_SSH_ARGS_APPEND'|parse_inclusion_exclusion|"
          r"Hostfile .*(?:is not formatted|contains multiple entries|is empty)|Unable to proceed with (?:training|ssh)|"
          r"environment variable (?:RANK|WORLD_SIZE|LOCAL_RANK|MASTER_\w+) expected, but not set|DeepSpeed is not compatible with MP\.|"
-         r"ssh to [\w.-]+ failed|was not reachable via ssh|pdsh@\S+: .*ssh exited with exit code|--(?:num_nodes|num_gpus) .*cannot be|"
+         r"ssh to [\w.-]+ failed|was not reachable via ssh|pdsh@\S+: .*ssh exited with exit code 255|--(?:num_nodes|num_gpus) .*cannot be|"
          r"Permission denied \(publickey",
          "expected, but not set", "compatible with mp", "not installed", "pdsh", "parse_inclusion", "hostfile", "unable to proceed", "ssh", "cannot be"),
     _say("DR720", r"CANCELLED AT \S+ (?:DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)|\*\*\*)|Process \d+ got signal: (?:2|15)\b|"
@@ -179,9 +185,12 @@ MESSAGES: tuple[Message, ...] = (
          "watchdog", "monitoredbarrier", "timed out waiting", "nccl operations", "collective timeout", "seqnum=", weight=48),
     _say("DR502", r"NET/IB ?: Got completion|socketStartConnect: Connect to|socketProgress: Connection closed|"
          r"ncclRemoteError|ncclSystemError|ncclUnhandledCudaError|ncclInternalError|NCCL error in:|"
+         r"\[\d\] \S+ WARN Call to \w+ failed|NCCL WARN \[(?:Service thread|Proxy Service \d+)\] (?:Error encountered progressing|Failed to execute operation)|"
+         r"Unable to find address for: \S+|no socket interface found|"
          r"Gloo connectFullMesh failed|NCCL WARN (?:Call to (?:ibv_|connect|recv|send)|Net : |NET/|Timeout)|"
          r"unhandled (?:cuda|system) error, NCCL version",
-         "net/ib", "socketstartconnect", "socketprogress", "nccl", "gloo", "unhandled", weight=41),
+         "net/ib", "socketstartconnect", "socketprogress", "nccl", "gloo", "unhandled", "warn call to",
+         "unable to find address", "no socket interface", weight=41),
     # data
     _say("DR801", r"device-side assert triggered|index out of range in self|srcIndex < srcSelectDimSize|"
          r"`?t >= 0 && t < n_classes`?|vectorized_gather_kernel: .*index out of bounds",
@@ -216,8 +225,8 @@ MESSAGES: tuple[Message, ...] = (
          "no space left", "quota exceeded", "unexpected pos", "streamwriter", "storagefull", "errno 122", "file too large"),
     _say("DR903", r"checkpoint being loaded used a DP\b|used a DP world size of \d+|zero checkpoints? paths are missing|"
          r"(?:zero|optim)\w*_states\.pt.*(?:not found|missing|No such file)|No such file or directory: '[^']*_(?:optim|model)_states\.pt'|"
-         r"(?:client_state|zero_checkpoint) .*mismatch|Automatic adjustment of ZeRO's optimizer state partitioning",
-         "dp world size", "used a dp", "checkpoint paths", "checkpoints paths", "_states.pt", "automatic adjustment"),
+         r"(?:client_state|zero_checkpoint) .*mismatch|Error\(s\) in loading state_dict for \w+|Automatic adjustment of ZeRO's optimizer state partitioning",
+         "dp world size", "used a dp", "checkpoint paths", "checkpoints paths", "_states.pt", "automatic adjustment", "loading state_dict", "zero_checkpoint", "client_state"),
     _say("DR904", r"\[Errno 13\] Permission denied|Read-only file system|PermissionError: ", "errno 13", "read-only file", "permissionerror"),
 )  # fmt: skip
 

@@ -155,6 +155,49 @@ FAILED = {
                            "deepspeed/launcher/runner.py:main", file="/opt/env/bin/deepspeed")),
     "a script that is not there": ("DR803", SPAWNED + "/opt/env/bin/python: can't open file '/home/ann/trian.py': [Errno 2] No such file or directory\n" + ENDED.format(code=2)),
     "a wrong option": ("DR711", SPAWNED + "usage: train.py [-h] [--lr LR]\ntrain.py: error: unrecognized arguments: --bf_16\n" + ENDED.format(code=2)),
+    "ZeRO 3 split a convolution": (
+        "DR106", traceback("RuntimeError: weight should have at least three dimensions", "torch/nn/modules/conv.py:_conv_forward", tag="[rank4]: ")),
+    "ZeRO 3 split a linear layer": (
+        "DR106", traceback("RuntimeError: mat2 must be a matrix, got 1-D tensor", "torch/nn/modules/linear.py:forward")),
+    "a weight that a module still uses, in newer words": (
+        "DR107", traceback("AssertionError: {'id': 0, 'status': 'AVAILABLE', 'numel': 900, 'shape': (30, 30), 'active_sub_modules': {372}}",
+                           "deepspeed/runtime/zero/partition_parameters.py:free_param", tag="[rank1]: ")),
+    "a weight that is on its way": (
+        "DR107", traceback("AssertionError: {'id': 12, 'status': 'INFLIGHT', 'numel': 4096, 'active_sub_modules': set()}",
+                           "deepspeed/runtime/zero/partitioned_param_coordinator.py:fetch_sub_module")),
+    "another path through the model": (
+        "DR107", traceback("IndexError: pop from an empty deque", "deepspeed/runtime/zero/partitioned_param_coordinator.py:record_parameters")),
+    "a checkpoint of another model": (
+        "DR903", traceback("RuntimeError: Error(s) in loading state_dict for LlavaForCausalLM:", "transformers/integrations/deepspeed.py:deepspeed_load_checkpoint",
+                           "deepspeed/runtime/engine.py:load_module_state_dict", "torch/nn/modules/module.py:load_state_dict")),
+    "bitsandbytes without its library": (
+        "DR714", traceback("RuntimeError: ", "bitsandbytes/cextension.py:<module>") + "        CUDA Setup failed despite GPU being available. Please run the following command:\n"),
+    "an optimizer without a scheduler, of two ranks at once": (
+        "DR705", traceback("ValueErrorValueError: : ValueErrorFound `optimizer` configured in the DeepSpeed config, but no `scheduler`. Please configure one.",
+                           "transformers/deepspeed.py:deepspeed_init")),
+    "a loader's worker that broke its pipe": (
+        "DR802", traceback("BrokenPipeError: [Errno 32] Broken pipe", "torch/utils/data/dataloader.py:__init__", "multiprocessing/reduction.py:dump")),
+    "an object file that was not compiled": (
+        "DR701", "Building extension module cpu_adam...\n[1/3] c++ -MMD -MF cpu_adam.o.d -c cpu_adam.cpp -o cpu_adam.o\nFAILED: cpu_adam.o\n"),
+    "NCCL under mpirun": (
+        "DR502", "".join(f"Fri Aug 11 12:31:45 2023[1,0]<stdout>:n1:1850301:18813{i} [0] proxy.cc:1519 NCCL WARN [Proxy Service 0] Failed to execute operation "
+                         "Connect from rank 0, retcode 3\n" for i in range(2))),
+    "an exception under mpirun": (
+        "DR707", "".join(f"Fri Aug 11 12:31:4{i} 2023[1,3]<stderr>:{line}\n" for i, line in
+                         enumerate(traceback("RuntimeError: No CUDA GPUs are available", "torch/cuda/__init__.py:_lazy_init").splitlines()))),
+    "a worker of Ray that is gone": (
+        "DR401", traceback("ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.", "ray/_private/worker.py:get_objects")
+        + "\tclass_name: Actor\nThe actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits "
+        "with a connection error code 2. End of file.\n"),
+    "a worker of Ray that was out of memory": (
+        "DR102",
+        (
+            '(W pid=77) step 1 loss 2.0\nTraceback (most recent call last):\n  File "/w/main_ppo.py", line 30, in main\n    run_ppo(config)\n'
+        "ray.exceptions.RayTaskError(OutOfMemoryError): ray::WorkerDict.update_actor() (pid=77, ip=10.0.0.1)\n"
+        '  File "/v/site-packages/torch/nn/modules/module.py", line 1518, in _call_impl\n    return forward_call(*args)\n'
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 1.00 GiB is free.\n"
+        ),
+    ),
     "the program that failed is another one": (None, traceback("RuntimeError: Step 2 exited with non-zero status 1", file="/home/ann/chat/run.py")),
     "transformers asks for another DeepSpeed": (
         "DR714", traceback("ImportError: deepspeed>=0.9.3 is required for a normal functioning of this module, but found deepspeed==0.8.3.",
@@ -285,6 +328,11 @@ HEALTHY = {
         for i in range(6)
     )
     + STEPS,
+    "a logger's thread that ended": TRAINER
+    + "Exception in thread MsgRouterThr:\nTraceback (most recent call last):\n"
+    '  File "/opt/env/lib/python3.11/threading.py", line 1045, in _bootstrap_inner\n    self.run()\nBrokenPipeError: [Errno 32] Broken pipe\n',
+    "an op that was loaded at last": "Using /root/.cache/torch_extensions/py310_cu121 as PyTorch extensions root...\n"
+    "Loading extension module cpu_adam...\nTime to load cpu_adam op: 2.1 seconds\n",
     "a retry that worked": traceback("requests.exceptions.ConnectionError: HTTPSConnectionPool(host='hub', port=443): Max retries exceeded with url: /api", file="/opt/env/lib/python3.11/site-packages/hub/retry.py").replace(
         "in <module>", "in fetch"
     )
