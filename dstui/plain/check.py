@@ -270,6 +270,11 @@ def _fix(path: str, report: FileReport, options: checking.Options) -> FileReport
         print(_("{path}: fixed: {titles}").format(path=path, titles="; ".join(done)), file=sys.stderr)
         if kept is not None:
             print(_("the old file is {path}").format(path=kept), file=sys.stderr)
+    else:
+        print(
+            _("{path}: there is no safe fix to apply; the file is as it was").format(path=path),
+            file=sys.stderr,
+        )
     return report
 
 

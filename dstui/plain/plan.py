@@ -185,6 +185,11 @@ def render(answer: Plan, findings: list[Finding]) -> list[str]:
     return lines
 
 
+def _figure(seconds: float) -> str:
+    """Two digits below ten, whole seconds above: never with an exponent."""
+    return f"{seconds:.2g}" if seconds < 10 else f"{seconds:.0f}"
+
+
 def _cost_line(answer: Plan) -> str:
     c = answer.cost
     assert c is not None
@@ -197,8 +202,8 @@ def _cost_line(answer: Plan) -> str:
         (_("Adam on the CPU"), c.cpu_adam),
         ("NVMe", c.nvme),
     ]
-    shown = [f"{name} {value:.2g}" for name, value in parts if value is not None and value >= 0.005]
-    total = _("{total:.2g} s for {n} rows").format(total=c.total, n=c.samples)
+    shown = [f"{name} {_figure(value)}" for name, value in parts if value is not None and value >= 0.005]
+    total = _("{total} s for {n} rows").format(total=_figure(c.total), n=c.samples)
     if c.compute is None:
-        total = _("{total:.2g} s without computing").format(total=c.total)
+        total = _("{total} s without computing").format(total=_figure(c.total))
     return ", ".join([*shown, total])

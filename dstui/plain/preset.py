@@ -164,17 +164,14 @@ def _import(args: argparse.Namespace) -> int:
 
 def _explain(p: Preset) -> None:
     """What the rules say about the config, old aliases included, on stderr."""
-    for line in _findings(p):
-        print(line, file=sys.stderr)
-
-
-def _findings(p: Preset) -> list[str]:
+    from dstui.plain import report as rendering
     from dstui.session.check import check_text
 
     report = check_text(presets.export(p.name), engine=p.engine, path=p.name)
-    return [
-        f"{f.code} {f.path or '-'}: {f.message}" + (f" {f.hint}" if f.hint else "") for f in report.findings
-    ]
+    for line, finding in zip(rendering.concise([report]), report.findings, strict=True):
+        print(line, file=sys.stderr)
+        if finding.hint:
+            print("    " + _("next: {text}").format(text=finding.hint), file=sys.stderr)
 
 
 def _export(args: argparse.Namespace) -> int:

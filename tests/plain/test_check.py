@@ -174,6 +174,8 @@ def test_an_unsafe_fix_is_never_applied(tmp_path: Path, capsys: pytest.CaptureFi
     answer([path, "--fix", "--deepspeed", "0.19.8"], capsys)
     assert Path(path).read_bytes() == before
     assert list(tmp_path.iterdir()) == [Path(path)]
+    cli.main(["check", path, "--fix", "--deepspeed", "0.19.8"])
+    assert "there is no safe fix to apply" in capsys.readouterr().err
 
 
 def test_hugging_face_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
