@@ -25,6 +25,7 @@ from dstui.i18n import _, ngettext
 from dstui.runs import messages, prices, repairs, store
 from dstui.runs.causes import BY_CODE, CHECKPOINTS
 from dstui.runs.events import Event, Failure, parser_of
+from dstui.runs.nodes import elsewhere, left_behind
 from dstui.runs.ops import extensions_root
 from dstui.runs.processes import signal_name
 from dstui.runs.repairs import Repair
@@ -136,6 +137,8 @@ class _Case:
             fatal = [not _caught(f) and f.rank is None for f in found]
             if sum(self.survived(f.offset) for f, dies in zip(found, fatal, strict=True) if dies) >= SURVIVED:
                 found = [f for f, dies in zip(found, fatal, strict=True) if not dies]
+        if not self.of("rank_exit") and self.outcome != "failed":
+            found = [f for f in found if not f.aside]  # its process went on, to a good end for all we know
         return [
             f for f in found if not (self.survived(f.offset) and (_caught(f) or self._far_behind(f.offset)))
         ]
@@ -435,6 +438,7 @@ def _judge(case: _Case) -> Diagnosis:
         _collectives,
         _builds,
         _numerics,
+        _lost_node,
         _launcher,
         _unparsed,
         _plain_exit,
@@ -534,7 +538,7 @@ def _killed(case: _Case) -> Iterator[_Finding]:
     if code is not None and code > 0 and _said(case):
         return  # an exception came first; the kills are the launcher's
     evidence = [case.line(e.offset, e.text) for e in exits[:2]]
-    kills = (case.exit or {}).get("oom_kills") or {}
+    kills = _kills(case)
     own, system = kills.get("cgroup"), kills.get("system")
     if case.exit is not None:
         who = _killed_rank(case.exit)
@@ -558,8 +562,15 @@ def _killed(case: _Case) -> Iterator[_Finding]:
         certainty = "likely"
         detail = _("the kernel killed a process for lack of memory while this run went on")
     elif _no_kills(case):
+        node = _remote_node(case)
         yield _Finding(
-            Named("DR721", "likely", _("SIGKILL, but the kernel counted no out-of-memory kill")),
+            Named(
+                "DR721",
+                "likely",
+                _("SIGKILL, but the kernel of node {host} counted no out-of-memory kill").format(host=node)
+                if node
+                else _("SIGKILL, but the kernel counted no out-of-memory kill"),
+            ),
             tuple(evidence),
             weight=70,
         )
@@ -590,15 +601,32 @@ def _killed(case: _Case) -> Iterator[_Finding]:
 
 def _no_kills(case: _Case) -> bool:
     """Whether the supervisor looked at the kernel's counts, and they had not moved."""
-    kills = (case.exit or {}).get("oom_kills") or {}
-    return kills.get("cgroup") == 0 and kills.get("system") == 0
+    kills = _kills(case)
+    return kills.get("system") == 0 and kills.get("cgroup") in (0, *((None,) if _remote_node(case) else ()))
+
+
+def _remote_node(case: _Case) -> str | None:
+    """The node whose ranks failed first, where it is not the one of the supervisor: what was sampled is another's."""
+    first = (case.exit or {}).get("first_node")
+    return str(first) if first in elsewhere(case.manifest)[1] else None
+
+
+def _kills(case: _Case) -> Mapping[str, Any]:
+    """Processes that the kernel killed for memory meanwhile, on the node that matters."""
+    data = case.exit or {}
+    node = _remote_node(case)
+    if node is None:
+        return data.get("oom_kills") or {}
+    records = [r for r in data.get("nodes") or () if isinstance(r, dict) and r.get("host") == node]
+    return {"system": next((r.get("oom_kills") for r in records), None)}
 
 
 def _killed_rank(record: Mapping[str, Any]) -> str:
     first = record.get("first_rank")
     if first is None:  # a supervisor that took the run over does not know who was first
         first = next((r.get("rank") for r in record.get("ranks") or () if r.get("code") == -9), None)
-    return "a process" if first is None else f"rank {first}"
+    where = f" on node {record['first_node']}" if record.get("first_node") else ""
+    return ("a process" if first is None else f"rank {first}") + where
 
 
 ROOMY = 0.7
@@ -610,7 +638,7 @@ def _roomy(case: _Case) -> float | None:
 
     Only with samples up to the end: an allocation that fills the memory within a second leaves no trace in them.
     """
-    if not case.manifest or case.exit is None:
+    if not case.manifest or case.exit is None or _remote_node(case):
         return None
     ends = [r["ended_at"] for r in case.exit.get("ranks") or () if r.get("ended_at")]
     samples = read_samples(Path(case.file).parent / "samples", 60)
@@ -625,7 +653,7 @@ def _roomy(case: _Case) -> float | None:
 
 def _memory_evidence(case: _Case) -> list[Evidence]:
     """Host memory at the end, from the samples of the run."""
-    if not case.manifest:
+    if not case.manifest or _remote_node(case):
         return []
     samples = read_samples(Path(case.file).parent / "samples", 60)
     best = max((s for s in samples if s.host.used is not None), key=lambda s: s.host.used or 0, default=None)
@@ -1448,6 +1476,22 @@ def _zero_and_nan(e: Event) -> bool:
     return bool(e.values["loss"] == 0) and norm is not None and math.isnan(norm)
 
 
+def _lost_node(case: _Case) -> Iterator[_Finding]:
+    """A node that answered at the start and does not at the end."""
+    if case.outcome != "failed" or case.exit is None:
+        return
+    for record in left_behind(case.exit.get("nodes")):
+        if record.get("left") is not None:
+            continue
+        text = f"node {record['host']}: {record.get('detail') or record.get('problem')}"
+        yield _Finding(
+            Named("DR723", "likely", _("node {host} does not answer any more").format(host=record["host"])),
+            (Evidence("exit.json", None, text),),
+            weight=45 if _said(case) else 79,
+        )
+        return
+
+
 def _launcher(case: _Case) -> Iterator[_Finding]:
     data = case.exit
     if data is None or case.outcome != "failed" or data.get("rank_code"):
@@ -1627,8 +1671,11 @@ def _vanished(case: _Case) -> Iterator[_Finding]:
             tuple(repairs.host_memory(case.config)),
             weight=16,
         )
+    loaded = any(re.search(r"Time to load|Loading extension module", line.text) for line in last)
     for line in last:
-        if re.search(r"as PyTorch extensions root\.\.\.|Detected CUDA files, patching ldflags", line.text):
+        if not loaded and re.search(
+            r"as PyTorch extensions root\.\.\.|Detected CUDA files, patching ldflags", line.text
+        ):
             yield _Finding(
                 Named("DR708", "possible", _("the log ends where an op is to be built or loaded")),
                 (case.line(line.offset, line.text),),
