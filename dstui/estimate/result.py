@@ -1,4 +1,4 @@
-"""What an estimate says. Frozen, JSON as design fixes it (``dstui estimate --json``). Sizes are bytes."""
+"""What an estimate says. Frozen, JSON as docs/cli.md has it (``dstui estimate --json``). Sizes are bytes."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Estimate:
     """Why the verdict is ``unknown`` (or which memory decides), in one translated sentence."""
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as design fixes them; ``schema_version`` is added by who prints it."""
+        """The fields as docs/cli.md names them; ``schema_version`` is added by who prints it."""
         data = dataclasses.asdict(self)
         for shown, phase in zip(data["gpu"]["phases"], self.gpu.phases, strict=True):
             shown["total"] = phase.total

@@ -78,7 +78,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class FileReport:
-    """``check``'s answer for one file (design section 3)."""
+    """``check``'s answer for one file; docs/cli.md has its JSON."""
 
     path: str
     engine: str

@@ -1,4 +1,4 @@
-"""Runs the rules over one config and puts the report together (design section 3)."""
+"""Runs the rules over one config and puts the report together."""
 
 from __future__ import annotations
 

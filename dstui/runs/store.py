@@ -1,6 +1,6 @@
 """The run directory: what a run leaves on disk, found and read by any terminal on any host.
 
-Layout of one run (design section 7); every format carries ``schema_version`` and only grows::
+Layout of one run (docs/runs.md); every format carries ``schema_version`` and only grows::
 
     manifest.json   what was started: command, environment difference, config, facts, process identities
     config.json     the run's own copy of the DeepSpeed config

@@ -17,7 +17,7 @@ from tests.run_tools import OOM, FakeRun
 pytestmark = pytest.mark.pty
 
 BUDGET = 2000
-"""Bytes of one tick with 8 GPUs at 80x24 (design, budgets)."""
+"""Bytes of one tick with 8 GPUs at 80x24 (a tick a second must pass a line of 6 kB/s)."""
 
 
 @pytest.fixture
