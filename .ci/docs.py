@@ -1,12 +1,14 @@
-"""Write the tables of options (docs/cli.md) and keys (docs/keys.md) again, in both languages, from the code.
+"""Write the tables of options (docs/cli.md) and keys (docs/keys.md), in both languages, and the list of modules
+(docs/architecture.md) again, from the code.
 
-``python .ci/docs.py`` after an option, a key or a translation has changed. Everything else on these pages is
+``python .ci/docs.py`` after an option, a key, a translation or a module has changed. Everything else on these pages is
 written by hand; a verb needs its ``## verb`` section first. ``tests/unit/test_docs.py`` says what is missing.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import pkgutil
 import re
@@ -80,7 +82,32 @@ def keys(text: str, head: str) -> str:
     return "\n".join(out).rstrip("\n") + "\n"
 
 
+def modules(text: str) -> str:
+    """``text`` with its section Modules written again: each with the first sentence of its docstring."""
+    out = ["## Modules", ""]
+    rooms: dict[str, list[str]] = {}
+    for path in sorted((REPO / "dstui").rglob("*.py")):
+        said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+        if said is None:
+            continue  # the mark of a package
+        sentence = re.split(r"(?<=\.) ", " ".join(said.split()))[0].replace("``", "`")
+        room = path.parent.relative_to(REPO).as_posix()
+        rooms.setdefault(room, []).append(f"- `{path.name}`: {sentence}")
+    for room, rows in rooms.items():
+        out += [f"### `{room}`", "", *rows, ""]
+    section = re.search(r"^## Modules\n.*?(?=^## |\Z)", text, re.M | re.S)
+    if section is None:
+        sys.exit("docs/architecture.md has no section '## Modules'")
+    return text[: section.start()] + "\n".join(out) + "\n" + text[section.end() :]
+
+
 def main() -> None:
+    architecture = REPO / "docs" / "architecture.md"
+    old = architecture.read_text(encoding="utf-8")
+    new = modules(old).rstrip("\n") + "\n"
+    if new != old:
+        architecture.write_text(new, encoding="utf-8")
+        print(architecture.relative_to(REPO))
     for language, folder in (("en", REPO / "docs"), ("zh_CN", REPO / "docs" / "zh")):
         i18n.set_language(language)
         for page, write, head in (

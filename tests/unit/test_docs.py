@@ -235,3 +235,15 @@ def test_the_hook_runs_the_check() -> None:
         ("ds_config.py", False),
     ):
         assert bool(re.search(files.group(1), path)) is wanted, path
+
+
+def test_every_module_is_placed() -> None:
+    """docs/architecture.md names each module in its room, and no other."""
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8").partition("\n## Modules\n")[2]
+    rooms = re.findall(r"^### `([\w/]+)`\n(.*?)(?=^### |\Z)", text, re.M | re.S)
+    placed = {
+        f"{room}/{file}" for room, rows in rooms for file in re.findall(r"^- `(\w+\.py)`: ", rows, re.M)
+    }
+    there = {name(p) for p in (REPO / "dstui").rglob("*.py") if p.name != "__init__.py"}
+    marks = {name(p) for p in (REPO / "dstui").rglob("__init__.py")}
+    assert placed - marks == there, "python .ci/docs.py"
