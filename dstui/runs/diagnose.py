@@ -330,6 +330,12 @@ def _log_case(
 
 _LAUNCHED = re.compile(r"\[runner\.py:\d+:main\] cmd = ")
 _RESTARTED = re.compile(r"will restart worker group")
+_BEGUN = re.compile(
+    r"\[runner\.py:\d+:main\] cmd = |torch/distributed/run\.py:\d+\] Setting OMP_NUM_THREADS|"
+    r"^WARNING:__main__:\s*$|WARNING:torch\.distributed\.run:"
+)
+_RAN = re.compile(r"sigkill_handler\]|exits successfully|ChildFailedError|'loss': |step=\d+, skipped=")
+"""What a run that did something leaves behind."""
 
 
 def _last_attempt(head: list[Line], tail: list[Line]) -> list[Line] | None:
@@ -341,11 +347,18 @@ def _last_attempt(head: list[Line], tail: list[Line]) -> list[Line] | None:
         for i, x in enumerate(part)
         if _LAUNCHED.search(x.text) or _RESTARTED.search(x.text)
     ]
+    if len(starts) < 2 and not any(_RESTARTED.search(part[i].text) for part, i in starts):
+        # the beginning of the first is missing, or torchrun started them
+        again = (
+            (part, i)
+            for part in (tail, head)
+            for i in reversed(range(len(part)))
+            if _BEGUN.search(part[i].text)
+        )
+        starts = [at for at in itertools.islice(again, 1) if any(_RAN.search(x.text) for x in at[0][: at[1]])]
     if not starts:
         return None
     part, i = starts[-1]
-    if len(starts) == 1 and not _RESTARTED.search(part[i].text):
-        return None
     return part[i:] if part is tail or not tail else part[i:] + tail
 
 
@@ -457,10 +470,14 @@ def _judge(case: _Case) -> Diagnosis:
     for f in found[1:]:
         if f.cause.code != best.cause.code and all(o.code != f.cause.code for o in others):
             others.append(f.cause)
+    evidence = best.evidence
+    node = (case.exit or {}).get("first_node")
+    if node and case.outcome == "failed" and not any(e.file == "exit.json" for e in evidence):
+        evidence += (Evidence("exit.json", None, str((case.exit or {}).get("reason"))),)
     fixes = _legal(case, best.fixes)
     if best.cause.code in _MEMORY:
         fixes = prices.priced(fixes, case.config, case.manifest)
-    return Diagnosis(case.outcome, best.cause, best.evidence, fixes, tuple(others[:4]))
+    return Diagnosis(case.outcome, best.cause, evidence, fixes, tuple(others[:4]))
 
 
 def _legal(case: _Case, fixes: Iterable[Repair]) -> tuple[Repair, ...]:
@@ -525,7 +542,10 @@ def _killed(case: _Case) -> Iterator[_Finding]:
     exits = [e for e in case.of("rank_exit") if e.values["code"] in (-9, 137)]
     container = case.exit is not None and case.exit.get("code") in (137,)
     log_137 = any(
-        re.match(r"^exit(?: code)?:? (?:247|137|-9)$", line.text.strip()) for line in case.tail[-10:]
+        re.search(
+            r"(?:^|\s)exit(?:ed)?(?: with)?(?: exit)?(?: code| status)?:? (?:247|137|-9)$", line.text.strip()
+        )
+        for line in case.tail[-10:]
     )
     if code == -15 and case.outcome == "failed":
         shown = tuple(case.line(e.offset, e.text) for e in case.of("rank_exit")[:1])
@@ -1636,8 +1656,19 @@ def _spoken(case: _Case) -> Iterator[_Finding]:
             Named(said.code, certainty, _first_line(clean(text))),
             (case.line(line.offset, clean(text)),),
             tuple(repairs.of_cause(said.code, case.config, text)),
-            weight=73 if said.code == "DR402" and "mlock" in text else said.weight,
+            weight=_weight(said, text),
         )
+
+
+_KERNEL_KILL = re.compile(r"oom[-_]kill|Out of memory: Killed|OOM ?Killed|: Out Of Memory$", re.IGNORECASE)
+
+
+def _weight(said: messages.Message, text: str) -> int:
+    if said.code == "DR402" and "mlock" in text:
+        return 73
+    if said.code == "DR401" and _KERNEL_KILL.search(text):
+        return 75  # the others miss the rank that was killed, and time out
+    return said.weight
 
 
 SPOKEN_LINES = 20_000
