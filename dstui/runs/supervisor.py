@@ -530,7 +530,9 @@ class Supervisor:
         try:
             temporary.write_text(text)
             temporary.replace(path)
-        except OSError:  # a full disk: into the blocks that the file has, so that other hosts see a living run
+        except (
+            OSError
+        ):  # a full disk: into the blocks that the file has, so that other hosts see a living run
             with contextlib.suppress(OSError), path.open("r+") as f:
                 f.write(text.ljust(path.stat().st_size))
 
@@ -957,8 +959,8 @@ class Supervisor:
         elif reach.clear:
             if now - stop.stage_since > LEFTOVER_SECONDS and stop.stage != "KILL":
                 self.enter(stop, "KILL", now)
-            elif stop.stage == "KILL":
-                self.kill_launcher()
+            elif stop.stage == "KILL" and now - stop.stage_since > LEFTOVER_SECONDS / 2:
+                self.kill_launcher()  # it had time to end by itself
         elif reach.silent and now - stop.stage_since > SILENT_SECONDS:
             if stop.stage == "KILL":
                 self.kill_launcher()
