@@ -44,7 +44,7 @@ class Stall:
     op: str | None = None
     holder: int | None = None
     how: str = ""
-    """What the ranks named do: ``sleep poll run disk lock helpers``."""
+    """What the ranks named do: ``sleep poll run disk lock helpers``; ``elsewhere``: they are on other nodes."""
     timed_out: bool = False
     """The log says that a collective timed out since the last step."""
 
@@ -78,6 +78,8 @@ class Stall:
         if self.kind == "data-loader":
             return _("no data: {ranks} {what}").format(ranks=who, what=_how(self.how))
         if self.kind == "collective":
+            if not self.ranks and self.how == "elsewhere":
+                return _("every rank here waits in a collective; those on other nodes are not sampled")
             if not self.ranks:
                 return _("every rank waits in a collective: they do not wait for the same one")
             return _("the other ranks wait in a collective for {ranks}, which {what}").format(
@@ -208,8 +210,12 @@ def name(
     if looks is None:
         return None
     if any(s.gpus for s in window):
-        return _on_gpus(window, looks, since, offload, world == 1)
-    return _on_cpu(looks, since, world == 1)
+        found = _on_gpus(window, looks, since, offload, world == 1)
+    else:
+        found = _on_cpu(looks, since, world == 1)
+    if found is not None and found.kind == "collective" and not found.ranks and (world or 0) > len(looks):
+        return replace(found, how="elsewhere")
+    return found
 
 
 def _on_cpu(looks: list[_Look], since: float, alone: bool) -> Stall | None:

@@ -116,3 +116,12 @@ def test_a_checkpoint_that_was_just_begun_is_one() -> None:
     over = [*late[:18], *samples[18:]]
     found = stall.name(over, NOW, samples[8].t)
     assert found is not None and found.kind == "collective", "it was closed, and they still wait"
+
+
+def test_ranks_on_other_nodes_may_be_those_that_are_waited_for() -> None:
+    here = window(WAITS, WAITS)
+    found = named(here, world=4)
+    assert found is not None and (found.kind, found.how) == ("collective", "elsewhere")
+    assert "other nodes are not sampled" in found.text
+    alone = named(here, world=2)
+    assert alone is not None and "same one" in alone.text
