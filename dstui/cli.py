@@ -17,6 +17,8 @@ from dstui.i18n import N_, _
 
 
 class Verb(NamedTuple):
+    """The module of a verb, loaded only when it is called, and its line in ``--help``."""
+
     module: str
     help: str
 

@@ -19,6 +19,8 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Setting:
+    """What can be set: its type, default and, where not everything goes, its choices."""
+
     key: str
     kind: type
     default: Any

@@ -31,6 +31,8 @@ class Change:
 
 @dataclass(frozen=True)
 class Difference:
+    """``compare``'s answer for two files under one release."""
+
     edits: tuple[Mapping[str, Any], ...]
     """RFC 6902: what turns the data of A into the data of B."""
     effective: tuple[Change, ...] | None

@@ -181,6 +181,7 @@ def find(name: str) -> Preset | None:
 
 
 def user_path(name: str) -> Path:
+    """Where the user's preset ``name`` lies. Raises DstuiError for a name that is none."""
     return paths.user_presets_dir() / f"{check_name(name)}.json"
 
 

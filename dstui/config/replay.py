@@ -206,9 +206,11 @@ class Replay:
     # -- bookkeeping --
 
     def report(self, pointer: str, kind: str, message: str, **params: Any) -> None:
+        """Note what the release refuses at ``pointer``, and go on."""
         self.problems.append(Problem(pointer, kind, message, params))
 
     def stop(self, pointer: str, kind: str, message: str, **params: Any) -> _Stop:
+        """As ``report``; the caller raises what comes back, which ends the step."""
         self.report(pointer, kind, message, **params)
         return _Stop()
 
@@ -244,6 +246,7 @@ class Replay:
     # -- the whole --
 
     def run(self) -> Replay:
+        """All readers in the order in which the release calls them; each is tried even when one before it refused."""
         self._removed()
         self.step("/sequence_parallel_size", self._world)
         if self.schema.facts["elasticity"]:

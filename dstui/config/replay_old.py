@@ -70,6 +70,7 @@ LAX_1: dict[str, Callable[[Any], Any]] = {
 
 
 def precision(replay: Replay) -> None:
+    """fp16 and bf16 as ``get_fp16_enabled`` and its like read them from plain dictionaries (runtime/config.py, to 0.17.0)."""
     fp16 = replay.block("fp16") if "fp16" in replay.data else {}
     name = next((n for n in ("bf16", "bfloat16") if n in replay.data), None)
     bf16 = replay.block(name) if name else {}

@@ -155,6 +155,7 @@ class NvmlSession:
         return True
 
     def close(self) -> None:
+        """Let the driver go; may be called twice."""
         if self._open:
             self._call("nvmlShutdown")
             self._open = False

@@ -24,6 +24,8 @@ UNLIMITED = -1
 
 @dataclass(frozen=True)
 class GpuProcess:
+    """A process on a card, from whichever user. ``memory`` in bytes."""
+
     pid: int
     user: str | None = None
     name: str | None = None
@@ -85,6 +87,8 @@ class Cgroup:
 
 @dataclass(frozen=True)
 class Host:
+    """Memory and limits of this machine. Sizes in bytes, ``None`` where they could not be read, ``UNLIMITED`` for no limit."""
+
     hostname: str | None = None
     ram_total: int | None = None
     ram_available: int | None = None
@@ -202,11 +206,14 @@ class Interpreter:
 
     @property
     def can_train(self) -> bool:
+        """DeepSpeed and torch are there, and nothing keeps it from starting."""
         return bool(self.deepspeed and self.torch and not self.problem)
 
 
 @dataclass(frozen=True)
 class Scheduler:
+    """What SLURM's variables and DeepSpeed's hostfile say."""
+
     slurm_job: str | None = None
     slurm_nodes: int | None = None
     slurm_gpus_on_node: int | None = None
@@ -218,6 +225,8 @@ class Scheduler:
 
 @dataclass(frozen=True)
 class Facts:
+    """A machine, detected, described or read from a file. Sizes in bytes; unknown is ``None`` with its reason in ``unknown``."""
+
     schema_version: int = SCHEMA_VERSION
     source: str = "detected"
     """``detected``, ``file`` or ``described`` (typed by a person: only sizes are known)."""
@@ -251,6 +260,7 @@ class Facts:
 
     @property
     def deepspeed(self) -> str | None:
+        """The release in the interpreter that trains."""
         it = self.interpreter
         return it.deepspeed if it else None
 

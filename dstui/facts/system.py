@@ -42,6 +42,7 @@ class System:
             return None
 
     def number(self, name: str) -> int | None:
+        """The whole number in a small file; None when there is none."""
         text = self.read(name)
         try:
             return None if text is None else int(text.strip())
@@ -49,6 +50,7 @@ class System:
             return None
 
     def exists(self, name: str) -> bool:
+        """Whether ``name`` is there; what may not be looked at is not."""
         try:
             return self.path(name).exists()
         except OSError:

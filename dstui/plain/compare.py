@@ -70,6 +70,7 @@ def shown(found: Comparison, form: str) -> str:
 
 
 def text(found: Comparison) -> str:
+    """The table for a terminal, the differences of the configs, the verdicts in words."""
     rows = table(found)
     other = differences(found)
     sizes = [max(width(r[i]) for r in [*rows, *other]) for i in range(len(rows[0]))]
@@ -86,6 +87,7 @@ def text(found: Comparison) -> str:
 
 
 def markdown(found: Comparison) -> str:
+    """The same as a Markdown table with a list below it."""
     rows = table(found)
     bar = ["---"] * len(rows[0])
     body = [rows[0], bar, *rows[1:], *([f"`{r[0]}`", *r[1:]] for r in differences(found))]

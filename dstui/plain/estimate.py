@@ -205,6 +205,7 @@ def _grid_code(cells: list[Cell]) -> Exit:
 
 
 def training_of(args: argparse.Namespace) -> Training:
+    """The training that the options describe. Raises DstuiError for a number or a word that cannot be."""
     for name in ("micro_batch", "seq", "lora_rank", "param_groups", "sequence_parallel"):
         value = getattr(args, name)
         if value is not None and not 1 <= value <= MOST:
@@ -402,6 +403,7 @@ def render(shape: ModelShape, facts: Facts, e: Estimate) -> list[str]:
 
 
 def headline(shape: ModelShape, facts: Facts, e: Estimate) -> str:
+    """Verdict, model and machine in one line."""
     machine = _machine(facts)
     return _("{verdict}: {model} ({n} parameters) on {machine}").format(
         verdict=_verdict_name(e.verdict), model=shape.name, n=count(shape.params), machine=machine

@@ -64,6 +64,7 @@ def to_json(reports: Iterable[FileReport]) -> dict[str, Any]:
 
 
 def where(path: str, f: Finding) -> str:
+    """``path:line:column``, as far as the place is known."""
     if f.line is None:
         return path
     return f"{path}:{f.line}:{f.column}" if f.column is not None else f"{path}:{f.line}"

@@ -88,6 +88,7 @@ class Launch:
     """Flags that only a later release has and that this one reads as an abbreviation -> of what."""
 
     def number(self, flag: str) -> int | None:
+        """A flag's whole number; None when it is not given or is none."""
         try:
             return int(self.flags[flag])
         except (KeyError, ValueError):
@@ -109,6 +110,7 @@ class Launch:
 
     @property
     def num_nodes(self) -> int:
+        """-1 when not given, as in the launcher."""
         found = self.number("--num_nodes")
         return -1 if found is None else found
 

@@ -11,6 +11,8 @@ from dstui.config.pointer import dotted
 
 
 class Severity(str, Enum):
+    """How bad a finding is, worst first. The words are part of the JSON and are never translated."""
+
     ERROR = "error"
     SILENT_WRONG = "silent-wrong"
     NO_EFFECT = "no-effect"

@@ -16,10 +16,12 @@ def key_of(pointer: str) -> str:
 
 
 def parent_of(pointer: str) -> str:
+    """The pointer of the object that holds ``pointer``."""
     return pointer.rpartition("/")[0]
 
 
 def sibling(pointer: str, key: str) -> str:
+    """The pointer of ``key`` beside ``pointer``."""
     return parent_of(pointer) + join_pointer(key)
 
 

@@ -15,6 +15,7 @@ _STOPS = N_("the engine stops at start")
 
 
 def autotp_size(s: Subject) -> int:
+    """Ranks that share each layer; 0 when AutoTP is off or its size is no whole number."""
     return as_int(s.get("/tensor_parallel/autotp_size", 0)) or 0
 
 

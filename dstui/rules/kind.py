@@ -112,4 +112,5 @@ def refuse_other(data: Any, path: str) -> None:
 
 
 def top_level_keys(data: Any) -> list[str]:
+    """The keys of a file's data as text; none when it is no object."""
     return [str(k) for k in data] if isinstance(data, Mapping) else []

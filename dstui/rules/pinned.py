@@ -59,6 +59,7 @@ def host_states(s: Subject, params: int) -> float:
 
 
 def ranks_per_node(s: Subject) -> int:
+    """Ranks that share one host's RAM, with the nodes that the facts know (one when they know none)."""
     nodes = s.facts.nodes if s.facts else 1
     return max(1, s.world_size // max(1, nodes))
 

@@ -76,6 +76,8 @@ class Page:
 
 @dataclass(frozen=True)
 class Rule:
+    """One rule: when it holds, what it checks, and its page. Made by ``@rule``."""
+
     code: str
     name: str
     severity: Severity

@@ -58,6 +58,7 @@ def as_int(value: Any) -> int | None:
 
 
 def as_number(value: Any) -> float | None:
+    """``value`` as DeepSpeed's readers take a number (``"2e8"``, true = 1), else None."""
     if isinstance(value, bool):
         return float(value)
     if isinstance(value, (int, float)):
@@ -129,12 +130,15 @@ class Subject:
     # -- releases
 
     def at_least(self, release: str) -> bool:
+        """The release is ``release`` or later."""
         return self.key >= version_key(release)
 
     def before(self, release: str) -> bool:
+        """The release is earlier than ``release``."""
         return self.key < version_key(release)
 
     def between(self, first: str, last: str) -> bool:
+        """The release lies from ``first`` to ``last``, both included."""
         return version_key(first) <= self.key <= version_key(last)
 
     @property
@@ -181,12 +185,15 @@ class Subject:
         return default_of(pointer, self.key)
 
     def integer(self, pointer: str) -> int | None:
+        """The effective value at ``pointer`` as a whole number; None when it is none."""
         return as_int(self.effective(pointer))
 
     def number(self, pointer: str) -> float | None:
+        """The effective value at ``pointer`` as a number; None when it is none."""
         return as_number(self.effective(pointer))
 
     def flag(self, pointer: str) -> bool:
+        """Whether the effective value at ``pointer`` is on."""
         return as_bool(self.effective(pointer)) is True
 
     # -- what the config says in one word

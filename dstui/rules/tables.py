@@ -111,6 +111,8 @@ def default_history(pointer: str) -> tuple[tuple[str, Any], ...]:
 
 
 class Optimizer(NamedTuple):
+    """An optimizer that DeepSpeed makes by name, and the releases that know it."""
+
     name: str
     since: str | None
     until: str | None

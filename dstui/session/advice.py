@@ -519,6 +519,7 @@ def _no_nvme(s: State) -> str:
 
 
 def offload_devices(s: State) -> set[str]:
+    """The devices to which states go by what is chosen: ``cpu``, ``nvme``, both or none."""
     offload = s.get("offload")
     out = set()
     if offload in ("optimizer", "both"):

@@ -165,6 +165,7 @@ class Session:
         return self._state.is_login_node
 
     def field(self, field_id: str) -> FieldView:
+        """One field as it is now: value, recommendation with its reason, options. KeyError for an id that is none."""
         return self._view(BY_ID[field_id])
 
     def fields(self, step_id: str) -> tuple[FieldView, ...]:

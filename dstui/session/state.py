@@ -93,6 +93,7 @@ class State:
         self._cache.clear()
 
     def set_base(self, data: Mapping[str, Any] | None, kind: str | None, path: Path | str | None) -> None:
+        """Begin from ``data`` (a preset or a file): it answers what nobody typed."""
         self.base, self.base_kind, self.base_path = data, kind, path
         self.base_values = compose.read(data) if data is not None else {}
         self.base_autos = tuple(compose.autos(data)) if data is not None else ()
@@ -274,6 +275,7 @@ class State:
     # --- script and model ---
 
     def at_cwd(self, path: str) -> Path:
+        """``path`` as the run will see it: relative to the working folder of the run, ``~`` replaced."""
         p = Path(os.path.expanduser(path))  # noqa: PTH111 - pathlib raises for an unknown ~user
         return p if p.is_absolute() else Path(self.get("cwd")) / p
 
@@ -298,6 +300,7 @@ class State:
 
     @property
     def args(self) -> tuple[str, ...]:
+        """The script's arguments; none while the quotes in the field do not close."""
         try:
             return engines.split_args(str(self.get("args")))
         except ValueError:
@@ -310,6 +313,7 @@ class State:
 
     @property
     def shape(self) -> ModelShape | None:
+        """The model's shape; None when the model is not known (``model_problem`` says why)."""
         found = self._model()
         return found if isinstance(found, ModelShape) else None
 

@@ -52,6 +52,7 @@ class Poller(Generic[T]):
         self._wake.set()
 
     def pause(self) -> None:
+        """No further look until ``resume``; a look in progress is still delivered."""
         self._awake.clear()
 
     def resume(self) -> None:

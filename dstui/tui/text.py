@@ -39,10 +39,12 @@ def line(*spans: Span | str) -> Line:
 
 
 def width(text: str) -> int:
+    """Terminal cells that ``text`` takes; a Chinese character takes two."""
     return cell_len(text)
 
 
 def line_width(row: Line) -> int:
+    """Terminal cells of a whole row."""
     return sum(cell_len(text) for text, _role in row)
 
 

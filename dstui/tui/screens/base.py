@@ -53,10 +53,12 @@ class BaseScreen(Screen[None]):
 
     @property
     def tiny(self) -> bool:
+        """Too small for anything but the note that it is."""
         return self.size.width < MIN_WIDTH or self.size.height < MIN_HEIGHT
 
     @property
     def wide(self) -> bool:
+        """Room for a second column."""
         return self.size.width >= WIDE
 
     def on_resize(self, event: Resize) -> None:

@@ -25,6 +25,8 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
+    """``id`` names it to the screen; one cell a column."""
+
     id: str
     cells: tuple[str, ...]
     role: str = ""
