@@ -62,8 +62,10 @@ def _(message: str) -> str:
 
 
 def ngettext(singular: str, plural: str, n: int) -> str:
+    """``_`` for a text that counts: the form that ``n`` wants."""
     return _current.ngettext(singular, plural, n)
 
 
 def N_(message: str) -> str:  # noqa: N802 - the conventional gettext marker
+    """Marks a text for the catalogue that ``_`` translates later, when it is shown."""
     return message
