@@ -38,6 +38,12 @@ GPU = DATA / "gpu"
         ("oom-step-2", "DR103"),
         ("scale-floor-2", "DR602"),
         ("no-card", "DR707"),
+        ("nccl-timeout", "DR501"),
+        ("fewer-batches", "DR501"),
+        ("fewer-batches-stage3", "DR501"),
+        ("oom-whole-card", "DR102"),
+        ("oom-occupied", "DR104"),
+        ("rank-raises", "DR710"),
     ],
 )
 def test_the_log_of_a_failure(name: str, code: str) -> None:
