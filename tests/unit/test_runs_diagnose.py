@@ -557,3 +557,42 @@ def test_a_config_that_lies_on_one_node_only() -> None:
     )
     found = diagnose(text, text=True)
     assert found.cause is not None and found.cause.code == "DR706"
+
+
+DONE = "[2025-11-03 09:13:00,100] [INFO] [launch.py:348:main] Process 1234 exits successfully.\n"
+DIED = (
+    traceback("RuntimeError", "No CUDA GPUs are available", ("torch/cuda/__init__.py", "_lazy_init"))
+    + "[2025-11-03 08:14:00,200] [ERROR] [launch.py:341:sigkill_handler] ['p', '--local_rank=0'] exits with return code = 1\n"
+)
+BEGIN = "[2025-11-03 09:12:00,100] [INFO] [runner.py:607:main] cmd = /v/bin/python -u -m deepspeed.launcher.launch train.py\n"
+ELASTIC = "W1103 09:12:00.1 77 torch/distributed/run.py:779] Setting OMP_NUM_THREADS environment variable for each process\n"
+
+
+@pytest.mark.parametrize("begin", [BEGIN, ELASTIC])
+def test_the_last_of_two_runs_counts_although_the_first_has_no_beginning(begin: str) -> None:
+    assert diagnose(DIED + begin + STEPS + DONE, text=True).cause is None
+    missing = traceback("FileNotFoundError", "[Errno 2] No such file or directory: 'rows.json'")
+    found = diagnose(DIED + begin + missing, text=True)
+    assert found.cause is not None and found.cause.code == "DR803"
+    found = diagnose("some words of the shell\n" + begin + DIED, text=True)
+    assert found.cause is not None and found.cause.code == "DR707"
+
+
+@pytest.mark.parametrize("said", ["exit code: 247", "trainer-1 exited with code 137", "exit status 137"])
+def test_what_shells_and_containers_say_of_a_kill(said: str) -> None:
+    found = diagnose(STEPS + said + "\n", text=True)
+    assert found.cause is not None and found.cause.code == "DR401"
+
+
+def test_ranks_time_out_because_one_was_killed() -> None:
+    watchdog = (
+        "[rank0]:[E1103 ProcessGroupNCCL.cpp:689] [Rank 0] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=2, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600029 milliseconds\n"
+    )
+    for kill in (
+        "[1234.5] Out of memory: Killed process 4102 (python) total-vm:1234kB\n",
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=55.0.\n",
+    ):
+        found = diagnose(STEPS + watchdog + kill, text=True)
+        assert found.cause is not None and found.cause.code == "DR401"
+        assert [o.code for o in found.others] == ["DR501"]
