@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gettext
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 _current: gettext.NullTranslations = gettext.NullTranslations()
@@ -64,6 +64,28 @@ def _(message: str) -> str:
 def ngettext(singular: str, plural: str, n: int) -> str:
     """``_`` for a text that counts: the form that ``n`` wants."""
     return _current.ngettext(singular, plural, n)
+
+
+def listed(words: Iterable[str]) -> str:
+    """Things of one kind in a row: ``a, b``; in Chinese ``a、b``."""
+    return ("、" if _language == "zh_CN" else ", ").join(words)
+
+
+def phrases(parts: Iterable[str]) -> str:
+    """Parts of one sentence: ``a, b``; in Chinese ``a，b``."""
+    return ("，" if _language == "zh_CN" else ", ").join(parts)
+
+
+def clauses(parts: Iterable[str]) -> str:
+    """Sentences that belong together: ``a; b``; in Chinese ``a；b``."""
+    return ("；" if _language == "zh_CN" else "; ").join(parts)
+
+
+def aside(text: str) -> str:
+    """`` (text)``, to be put behind a sentence; in Chinese ``（text）``. Nothing for nothing."""
+    if not text:
+        return ""
+    return f"（{text}）" if _language == "zh_CN" else f" ({text})"
 
 
 def N_(message: str) -> str:  # noqa: N802 - the conventional gettext marker

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dstui.errors import DstuiError, Exit
-from dstui.i18n import _, ngettext
+from dstui.i18n import _, clauses, listed, ngettext
 from dstui.plain import compare as table
 from dstui.plain import run as runs
 from dstui.runs import ab, store
@@ -95,7 +95,7 @@ def end(found: AbDir) -> str:
     text = _("A/B {id} is over already: {state}").format(id=found.id, state=store.state_word(state))
     if ended:
         text = _("A/B {id}: ended what its controller left behind: run {run}").format(
-            id=found.id, run=", ".join(run.id for run in ended)
+            id=found.id, run=listed(run.id for run in ended)
         )
     return text
 
@@ -239,5 +239,5 @@ def _report(found: AbDir, args: argparse.Namespace) -> int:
         "A/B {id} is {state}: compared are {n} pairs of {all}",
         done,
     ).format(id=found.id, state=store.state_word(state), n=done, all=data["pairs"])
-    print(text + (f"; {data['problem']}" if data["problem"] else ""), file=sys.stderr)
+    print(clauses([text, *([data["problem"]] if data["problem"] else [])]), file=sys.stderr)
     return Exit.OK if state == "finished" else Exit.BAD  # --total-minutes did what it was asked to

@@ -12,7 +12,7 @@ from typing import Any
 
 from dstui import paths
 from dstui.errors import DstuiError, Exit
-from dstui.i18n import _
+from dstui.i18n import _, aside
 from dstui.plain.which import run_to_read
 from dstui.runs import replay
 from dstui.runs.alerts import Alert
@@ -133,7 +133,7 @@ def follow(target: RunDir, *, as_lines: bool = False, view: RunView | None = Non
             if not as_lines:
                 for alert in shot.alerts:
                     if alert.kind not in said and alert.kind != "stall":  # the state's own line has that
-                        print(alert_line(alert), flush=True)
+                        print(f"{alert_line(alert)}\n  > {alert.advice}", flush=True)
                 said = {alert.kind for alert in shot.alerts}
             if shot.over:
                 if not as_lines:
@@ -201,7 +201,7 @@ def line(shot: Snapshot, now: float) -> str:
     if shot.state == "stalled" and shot.quiet_since:
         parts.append(_("no progress for {x}").format(x=duration(now - shot.quiet_since)))
     if shot.stall is not None:
-        parts.append(f"{shot.stall.text} ({shot.stall.code})")
+        parts.append(shot.stall.text + aside(shot.stall.code))
     return "  ".join(parts)
 
 
@@ -219,7 +219,7 @@ def lamp_lines(shot: Snapshot) -> list[str]:
             n=lamp.checkpoint,
             name=_(CHECKPOINTS[lamp.checkpoint - 1]),
             level=word[lamp.level],
-            text=lamp.text + (f" ({lamp.advice})" if lamp.advice else ""),
+            text=lamp.text + aside(lamp.advice),
         )
         for lamp in shot.lamps
     ]
@@ -278,7 +278,8 @@ def render(shot: Snapshot) -> str:
                 )
             )
     lines += ["  " + text for text in lamp_lines(shot)]
-    lines += ["  " + alert_line(alert) for alert in shot.alerts]
+    for alert in shot.alerts:
+        lines += ["  " + alert_line(alert), "    > " + alert.advice]
     if shot.ending is not None:
         lines.append(ending(shot))
     elif shot.log:

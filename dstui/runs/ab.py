@@ -29,7 +29,7 @@ from typing import Any
 
 from dstui import paths
 from dstui.errors import DstuiError
-from dstui.i18n import _
+from dstui.i18n import _, aside, clauses, listed
 from dstui.runs import command as commands
 from dstui.runs import control, pace, store
 from dstui.runs.compare import Column, Comparison, compare
@@ -188,7 +188,7 @@ def find(reference: str = "last") -> AbDir:
     if len(found) != 1:
         raise DstuiError(
             _("'{name}' names {n} A/Bs").format(name=reference, n=len(found)),
-            ", ".join(p.name for p in (found or there)[:10]),
+            listed(p.name for p in (found or there)[:10]),
         )
     return AbDir(found[0])
 
@@ -336,7 +336,7 @@ def result(ab: AbDir, price_per_gpu_hour: float | None = None) -> Comparison:
             left = [run.id for run in ab.living()]
             hint = _("run {id} goes on; end it: {command}") if left else _("begin it anew: dstui ab ...")
             command = f"dstui ab --stop {ab.id}"
-            raise DstuiError(text, hint.format(id=", ".join(left), command=command))
+            raise DstuiError(text, hint.format(id=listed(left), command=command))
         if not runs:
             raise DstuiError(
                 _("A/B {id}: no run of {label} went through").format(id=ab.id, label=data["labels"][kind]),
@@ -418,8 +418,7 @@ class Controller:
                         break
                     self._one(kind, 0, True)
         except DstuiError as e:
-            hint = f" ({e.hint})" if e.hint else ""
-            self._end("failed", e.message + hint)
+            self._end("failed", e.message + aside(e.hint or ""))
             return
         if self.stopping:
             self._end("stopped", self.problem)
@@ -513,7 +512,7 @@ class Controller:
 
     def _complaint(self) -> str:
         last = {entry["kind"]: entry["run"] for entry in self.ab.data["runs"]}
-        return "; ".join(
+        return clauses(
             _("{label}: run {id} failed; dstui diagnose {id}").format(label=self.plan.labels[k], id=last[k])
             for k in sorted(self.failed)
         )

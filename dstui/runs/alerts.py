@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dstui.i18n import _, ngettext
+from dstui.i18n import _, listed, ngettext, phrases
 from dstui.runs.samples import Sample
 from dstui.runs.stall import Stall
 from dstui.runs.state import Progress, Streak
@@ -48,7 +48,9 @@ SKIPPED, SKIPPED_STEPS = 0.2, 100
 """Share of all steps that were skipped, from that many steps on."""
 SLOWER, SLOWER_STAYS = 1.6, 1.25
 LATEST, USUAL = 8, 24
-"""Step times compared, and the least number before them."""
+"""Steps compared, and the least number before them."""
+LEAST_LATEST, LEAST_USUAL = 4, 10
+"""And so many readings at least, where each is the mean of several steps (steps_per_print)."""
 SLOWER_SECONDS = 0.05
 HOT = frozenset({"hw-slowdown", "sw-thermal", "hw-thermal", "power-brake"})
 """nvml.h clocks event reasons that nobody chose. A power cap is how a busy card runs."""
@@ -82,6 +84,11 @@ class Alert:
         """One translated sentence with its evidence."""
         return _TEXTS[self.kind](self)
 
+    @property
+    def advice(self) -> str:
+        """What to look at or to change next, translated."""
+        return _ADVICE[self.kind](self)
+
     def to_json(self) -> dict[str, Any]:
         return {
             "kind": self.kind,
@@ -91,6 +98,7 @@ class Alert:
             "cause": self.cause,
             "checkpoint": self.checkpoint,
             "text": self.text,
+            "advice": self.advice,
         }
 
 
@@ -204,12 +212,17 @@ def _numbers(p: Progress) -> list[Alert]:
 def slower(p: Progress, stands: bool) -> Alert | None:
     """The last steps take clearly longer than those before, by medians: an evaluation or a checkpoint is one outlier."""
     paces = list(p.paces)
-    if len(paces) < LATEST + USUAL:
+    if len(paces) < LEAST_LATEST + LEAST_USUAL:
         return None
-    latest = [x.seconds for x in paces[-LATEST:]]
-    before = [x.seconds for x in paces[:-LATEST]]
+    each = max(1.0, statistics.median(b.step - a.step for a, b in itertools.pairwise(paces)))
+    newest = max(LEAST_LATEST, math.ceil(LATEST / each))
+    enough = max(LEAST_USUAL, math.ceil(USUAL / each))
+    if len(paces) < newest + enough:
+        return None
+    latest = [x.seconds for x in paces[-newest:]]
+    before = [x.seconds for x in paces[:-newest]]
     if stands:  # what was slow already is not what is usual
-        before = before[: max(USUAL, len(before) // 2)]
+        before = before[: max(enough, len(before) // 2)]
     usual = statistics.median(before)
     now = statistics.median(latest)
     if usual <= 0:  # steps of one time stamp: the log's clock stood still, or was set back
@@ -220,7 +233,7 @@ def slower(p: Progress, stands: bool) -> Alert | None:
         return None
     if not stands and min(latest) < SLOWER_STAYS * usual:
         return None
-    first = paces[-LATEST]
+    first = paces[-newest]
     values = {"usual": _round(usual), "now": _round(now), "factor": round(now / usual, 1)}
     return Alert("slower", "warn", first.at, first.step, values=values)
 
@@ -421,15 +434,22 @@ def _overflows(a: Alert) -> str:
 
 
 def _cards(cards: Sequence[int]) -> str:
-    return ngettext("GPU {list}", "GPUs {list}", len(cards)).format(list=", ".join(map(str, cards)))
+    return ngettext("GPU {list}", "GPUs {list}", len(cards)).format(list=listed(map(str, cards)))
 
 
 def _throttled(a: Alert) -> str:
     heat = a.values.get("heat")
-    return _("{cards} slowed down: {reasons}{heat}").format(
+    names = {  # as nvidia-smi -q shows them
+        "hw-slowdown": _("HW slowdown"),
+        "sw-thermal": _("SW thermal slowdown"),
+        "hw-thermal": _("HW thermal slowdown"),
+        "power-brake": _("HW power brake slowdown"),
+    }
+    return _("{cards} slowed down: {reasons}").format(
         cards=_cards(a.values["cards"]),
-        reasons=", ".join(a.values["reasons"]),
-        heat="" if heat is None else f", {heat} C",
+        reasons=phrases(
+            [listed(names[r] for r in a.values["reasons"]), *([] if heat is None else [f"{heat} C"])]
+        ),
     )
 
 
@@ -471,4 +491,48 @@ _TEXTS: dict[str, Callable[[Alert], str]] = {
         **{k: a.values[k] for k in ("high", "most", "low", "least")}
     ),
     "disk-full": lambda a: _("{free} GiB left at {path}").format(free=a.values["free"], path=a.values["path"]),
+}  # fmt: skip
+
+
+# ---- what to do next
+
+
+def _not_finite_advice(a: Alert) -> str:
+    if a.values["again"]:
+        return _("look at the data of that step; if it comes back: clip gradients, or a lower learning rate")
+    return _(
+        "stop; go on from the last checkpoint before it with gradient clipping, a lower learning rate, or bf16"
+    )
+
+
+def _overflows_advice(a: Alert) -> str:
+    if "skipped" in a.values:
+        return _("a skipped step trains nothing: bf16, or a lower learning rate")
+    return _("stop; bf16 where the cards have it, else a lower learning rate")
+
+
+def _throttled_advice(a: Alert) -> str:
+    if {"hw-slowdown", "power-brake"} & set(a.values["reasons"]):
+        return _(
+            "its power supply, cable or cooling: tell the machine's owner; `nvidia-smi -q -d PERFORMANCE`"
+        )
+    return _(
+        "its cooling: fans, air, the card beside it; a lower power limit (`nvidia-smi -pl`) costs less speed"
+    )
+
+
+_ADVICE: dict[str, Callable[[Alert], str]] = {
+    "loss-not-finite": _not_finite_advice,
+    "loss-zero": lambda a: _("stop; are all labels masked (-100), is the loss the model's own, is the batch empty?"),
+    "grad-not-finite": lambda a: _("gradient clipping, a lower learning rate, or bf16 in place of fp16"),
+    "grad-zero": lambda a: _("if the loss still falls, only this figure is wrong; else: do the parameters require gradients, do labels reach the loss?"),
+    "scale-floor": lambda a: _("stop; bf16 where the cards have it, else a lower learning rate: no step is taken any more"),
+    "overflows": _overflows_advice,
+    "stall": lambda a: _("what every rank does now: `dstui watch --once --stacks`, in the monitor y"),
+    "slower": lambda a: _("what came in at that step: other work on the cards or the disk, longer data, heat; see the curves"),
+    "throttling": _throttled_advice,
+    "gpu-memory-climbs": lambda a: _("does the script keep losses or outputs with their graph (.item(), .detach())? do rows get longer?"),
+    "host-memory-climbs": lambda a: _("a list that grows, or data loader workers that copy it: fewer workers, arrays in place of lists"),
+    "uneven-memory": lambda a: _("is somebody else's process on the fuller card (`nvidia-smi`)? does one rank alone load, evaluate or keep more?"),
+    "disk-full": lambda a: _("delete old checkpoints, or keep fewer of them (`save_total_limit`), before the next one is saved"),
 }  # fmt: skip

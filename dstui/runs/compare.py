@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dstui.errors import DstuiError
-from dstui.i18n import _
+from dstui.i18n import _, listed
 from dstui.runs import pace, store
 from dstui.runs.pace import Pace
 from dstui.runs.samples import Peaks, read_history, read_peaks
@@ -375,7 +375,9 @@ def _pool(
         for name in ("steps", "ranks", "batch", "warmup_steps"):
             known = [getattr(f, name) for f in every if getattr(f, name) is not None]
             values[name] = min(known, default=None)
-        if values["batch"] and values["step_time"]:  # the median of rates would not be that of the step time beside it
+        if (
+            values["batch"] and values["step_time"]
+        ):  # the median of rates would not be that of the step time beside it
             rate = values["samples_per_second"] = values["batch"] / values["step_time"]
             for name in ("gpu_hours_per_million_samples", "price_per_million_samples"):
                 of = [(getattr(f, name), f.samples_per_second) for f in every]
@@ -474,7 +476,7 @@ def _warnings(found: Sequence[Figures], measured: Sequence[Sequence[Measured]]) 
     sources = {f.step_time_from for f in found if f.step_time_from}
     if len(sources) > 1:
         out.append(
-            _("step times come from different places: {sources}").format(sources=", ".join(sorted(sources)))
+            _("step times come from different places: {sources}").format(sources=listed(sorted(sources)))
         )
     coarse = [m for column in measured for m in column if m.pace.source == "samples"]
     if coarse:
@@ -486,10 +488,10 @@ def _warnings(found: Sequence[Figures], measured: Sequence[Sequence[Measured]]) 
         )
     short = [f.run for f in found if f.steps_measured < 50]
     if short:
-        out.append(_("fewer than 50 steps after the warm-up: {runs}").format(runs=", ".join(short)))
+        out.append(_("fewer than 50 steps after the warm-up: {runs}").format(runs=listed(short)))
     unended = [
         m.run.id for column in measured for m in column if m.figures.state not in ("finished", "stopped")
     ]
     if unended:
-        out.append(_("not finished: {runs}").format(runs=", ".join(unended)))
+        out.append(_("not finished: {runs}").format(runs=listed(unended)))
     return tuple(out)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from dstui.i18n import _, ngettext
+from dstui.i18n import _, aside, clauses, ngettext
 from dstui.runs.compare import Comparison, Figures, Verdict
 from dstui.runs.store import state_word
 from dstui.units import duration, gib
@@ -106,9 +106,9 @@ def sentence(v: Verdict, labels: tuple[str, ...]) -> str:
     sides = {"a": labels[0], "b": labels[v.column], "x": f"{100 * abs(v.ratio - 1):.1f}"}
     low, high = (round(100 * (x - 1), 1) + 0.0 for x in (v.low, v.high))  # never -0.0
     if v.outcome == "noise":
-        head = _("{b}: the difference to {a} is within noise").format(**sides)
+        head = _("{b}: the difference in time a {what} to {a} is within noise").format(**sides, what=_what(v))
     elif v.outcome == "same":
-        head = _("{b}: as fast as {a}, to half a per cent").format(**sides)
+        head = _("{b}: the same time a {what} as {a}, to half a per cent").format(**sides, what=_what(v))
     elif v.outcome == "faster":
         head = _("{b}: {x} % less time a {what} than {a}").format(**sides, what=_what(v))
     else:
@@ -124,7 +124,7 @@ def sentence(v: Verdict, labels: tuple[str, ...]) -> str:
         "runs": ngettext("{n} run each", "{n} runs each", v.count),
         "steps": _("one run each: what differs from run to run is not in it"),
     }[v.method].format(n=v.count)
-    return f"{head} ({sure}; {basis})"
+    return head + aside(clauses([sure, basis]))
 
 
 def _what(v: Verdict) -> str:

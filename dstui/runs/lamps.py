@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from dstui.facts.model import UNLIMITED, Facts, Gpu
-from dstui.i18n import _, ngettext
+from dstui.i18n import _, aside, clauses, listed, ngettext, phrases
 from dstui.runs.ops import offload_device
 from dstui.runs.samples import Peaks, Sample
 from dstui.runs.stall import Stall
@@ -173,11 +173,13 @@ def _stage(live: Live) -> Lamp:
             n=p.ooms
         )
         if full is not None:
-            text += ", " + _("GPU {n} held {amount}").format(n=full[0], amount=_of(full[1], full[2]))
+            text = phrases([text, _("GPU {n} held {amount}").format(n=full[0], amount=_of(full[1], full[2]))])
         return Lamp(1, "red", text, _("a higher stage, a smaller micro batch, activation checkpointing"))
     if full is None:
         if live.facts.gpus == ():
-            return Lamp(1, "unknown", _("no GPU here: the stage shows in GPU memory"), _("a run on a GPU"))
+            return Lamp(
+                1, "unknown", _("no GPU here: the stage shows in GPU memory"), _("a run on a GPU tells")
+            )
         return Lamp(
             1,
             "unknown",
@@ -187,7 +189,7 @@ def _stage(live: Live) -> Lamp:
     index, used, capacity = full
     amount = _("GPU {n} held {amount} at most").format(n=index, amount=_of(used, capacity))
     if used > FULL * capacity:
-        text = amount + ", " + _("{size} are left").format(size=gib(capacity - used))
+        text = phrases([amount, _("{size} are left").format(size=gib(capacity - used))])
         return Lamp(
             1, "yellow", text, _("a longer sequence may end the run: a higher stage or a smaller micro batch")
         )
@@ -197,17 +199,17 @@ def _stage(live: Live) -> Lamp:
         ).format(n=p.flushes)
         return Lamp(1, "yellow", f"{text}; {amount}", _("each costs a synchronisation: leave it more room"))
     if not p.stepped:
-        text = amount + "; " + _("memory is at its peak after the first step")
-        return Lamp(1, "unknown", text, _("the first step"))
+        text = clauses([amount, _("memory is at its peak after the first step")])
+        return Lamp(1, "unknown", text, _("the first step tells"))
     device = _range(live.prediction, "gpu", "device")
     if device is not None and device.get("high") and used > device["high"]:
-        text = amount + ", " + _("predicted were at most {size}").format(size=gib(device["high"]))
+        text = phrases([amount, _("predicted were at most {size}").format(size=gib(device["high"]))])
         return Lamp(1, "yellow", text, _("p compares each figure; other processes on the card count too"))
     lower = _lower_stage(live, used, capacity)
     if lower is not None:
         return lower
     if device is not None:
-        amount += ", " + _("predicted {size}").format(size=gib(device["expected"]))
+        amount = phrases([amount, _("predicted {size}").format(size=gib(device["expected"]))])
     return Lamp(1, "green", amount)
 
 
@@ -246,7 +248,7 @@ def _part(prediction: Mapping[str, Any] | None, name: str) -> int | None:
 def _offload(live: Live) -> Lamp:
     where = [d for d in live.offload if d != "none"]
     if live.config is None:
-        return Lamp(2, "unknown", _("the run has no DeepSpeed config"), _("a config, then dstui knows"))
+        return Lamp(2, "unknown", _("the run has no DeepSpeed config"), _("a config tells"))
     if not where:
         full = _fullest(live)
         if full is not None and live.progress.stepped:
@@ -276,7 +278,7 @@ def _offload(live: Live) -> Lamp:
         rate, limit, way = link
         text = _("PCIe {way} {rate:.1f} GB/s").format(way=way, rate=rate / 1e9)
         if limit:
-            text += " " + _("({share} of the link)").format(share=_percent(rate / limit))
+            text += aside(_("{share} of the link").format(share=_percent(rate / limit)))
             if rate > BUSY_LINK * limit:
                 level = "red" if level == "red" else "yellow"
             elif level == "unknown":
@@ -284,7 +286,7 @@ def _offload(live: Live) -> Lamp:
         parts.append(text)
     room = _room(live)
     if room is not None and level != "red":
-        return Lamp(2, "yellow", "; ".join([room, *parts]), _("drop the offload: the step gets faster"))
+        return Lamp(2, "yellow", clauses([room, *parts]), _("drop the offload: the step gets faster"))
     if level == "unknown":
         use = _utilisation(live)
         if use is not None and live.progress.stepped:
@@ -297,16 +299,14 @@ def _offload(live: Live) -> Lamp:
             )
     if level in ("green", "red", "yellow"):
         advice = "" if level == "green" else _("the price of offload; a larger micro batch makes steps rarer")
-        return Lamp(2, level, "; ".join(parts), advice)
-    text = "; ".join(
-        [_("{parts} offloaded to {target}").format(parts=_offloaded(live), target=target), *parts]
-    )
+        return Lamp(2, level, clauses(parts), advice)
+    text = clauses([_("{parts} offloaded to {target}").format(parts=_offloaded(live), target=target), *parts])
     return Lamp(2, "unknown", text, _wall())
 
 
 def _offloaded(live: Live) -> str:
     names = (_("the optimizer"), _("the parameters"))
-    return ", ".join(n for n, d in zip(names, live.offload, strict=True) if d != "none")
+    return listed(n for n, d in zip(names, live.offload, strict=True) if d != "none")
 
 
 def _optimizer_share(p: Progress) -> float | None:
@@ -374,7 +374,7 @@ def _accumulation(live: Live) -> Lamp:
     whole, micro, gas = live.asked_batch
     world = p.world or live.world
     if live.config is None:
-        return Lamp(3, "unknown", _("the run has no DeepSpeed config"), _("a config, then dstui knows"))
+        return Lamp(3, "unknown", _("the run has no DeepSpeed config"), _("a config tells"))
     if whole and micro and gas and world and whole != micro * gas * world:
         text = _("batch {whole} is not {micro} x {gas} x {world} ranks").format(
             whole=whole, micro=micro, gas=gas, world=world
@@ -385,9 +385,7 @@ def _accumulation(live: Live) -> Lamp:
     asked = whole or (micro * (gas or 1) * world if micro and world else None)
     if logged and asked and logged % asked:
         text = _("a step counts {logged} samples, {asked} were asked for").format(logged=logged, asked=asked)
-        return Lamp(
-            3, "red", f"{text} ({triple})" if triple else text, _("the script sets another batch size")
-        )
+        return Lamp(3, "red", text + aside(triple), _("the script sets another batch size"))
     reduce = _reduce_share(p)
     if (live.stage or 0) >= 2 and (gas or 1) >= 4 and reduce is not None and reduce >= REDUCE:
         text = _("stage {stage} reduces in each of {gas} micro batches: {share} of a step").format(
@@ -397,12 +395,12 @@ def _accumulation(live: Live) -> Lamp:
     counted = p.micro_steps
     if counted is not None and gas and gas > 1 and abs(counted - gas) < 0.2 * gas:
         text = _("the script counts {n} micro batches a step, as asked").format(n=gas)
-        return Lamp(3, "green", f"{text} ({triple})" if triple else text)
+        return Lamp(3, "green", text + aside(triple))
     if logged and asked:
         text = _("a step counts {n} samples, as asked").format(n=asked)
-        return Lamp(3, "green", f"{text} ({triple})" if triple else text)
+        return Lamp(3, "green", text + aside(triple))
     if not p.stepped:
-        return Lamp(3, "unknown", triple or _("no step was taken yet"), _("the first steps"))
+        return Lamp(3, "unknown", triple or _("no step was taken yet"), _("the first steps tell"))
     text = triple or _("the config leaves the batch to the trainer")
     return Lamp(3, "unknown", text, _("csv_monitor counts samples a step; dstui adds it unless declined"))
 
@@ -442,13 +440,13 @@ def _host(live: Live) -> Lamp:
     swap = _swap(live)
     if swap:
         parts.append(_("swap {size}").format(size=gib(swap)))
-    text = ", ".join(parts)
+    text = phrases(parts)
     share = used / last.capacity
     shm = _shm(live)
     if share >= HOST_FULL:
         return Lamp(4, "red", text, _("the kernel kills a rank next: drop offload_param, or run fewer ranks"))
     if shm is not None and shm[0] >= HOST_FULL:
-        text = _("/dev/shm {amount}").format(amount=_of(shm[1], shm[2])) + ", " + text
+        text = phrases([_("/dev/shm {amount}").format(amount=_of(shm[1], shm[2])), text])
         return Lamp(
             4, "red", text, _("data loader workers die of a full /dev/shm: --shm-size, or fewer workers")
         )
@@ -461,7 +459,7 @@ def _host(live: Live) -> Lamp:
         return Lamp(4, "yellow", text, _("saving a checkpoint needs room too"))
     peak = _range(live.prediction, "host", "peak")
     if peak is not None and mine and peak.get("high") and mine > 1.1 * peak["high"] and mine > GiB:
-        text += ", " + _("predicted were at most {size}").format(size=gib(peak["high"]))
+        text = phrases([text, _("predicted were at most {size}").format(size=gib(peak["high"]))])
         return Lamp(4, "yellow", text, _("p compares each figure"))
     return Lamp(4, "green", text)
 
@@ -529,13 +527,13 @@ def _communication(live: Live) -> Lamp:
         text = _("reducing gradients takes {share} of a step").format(share=_percent(share))
         link = _nvlink(live)
         if link:
-            text += ", " + link
+            text = phrases([text, link])
         level = "red" if share >= REDUCE_MOST else "yellow" if share >= REDUCE else "green"
         return Lamp(
             5, level, text, "" if level == "green" else _("more accumulation, larger buckets, faster links")
         )
     if not p.stepped:
-        return Lamp(5, "unknown", _("no step was taken yet"), _("the first steps"))
+        return Lamp(5, "unknown", _("no step was taken yet"), _("the first steps tell"))
     spent, each = p.collectives.seconds, p.step_time
     if spent is not None and each:
         share = min(1.0, spent / each)

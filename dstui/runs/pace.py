@@ -217,7 +217,8 @@ class _Reader:
             at = e.time if e.time is not None else now
             if self.first is None or at < self.first[1]:
                 self.first = (p.step, at)
-            if self.last is None or at > self.last[1]:
+            # the probe knows of steps that the script did not come to print
+            if self.last is None or (p.step >= self.last[0] and at > self.last[1]):
                 self.last = (p.step, at)
 
     def _step(self, e: Event) -> None:

@@ -531,8 +531,8 @@ class RunView:
             flushes=p.flushes,
             step_time=p.step_time,
             tokens_per_second=p.tokens_per_second,
-            samples_per_second=p.samples_per_second
-            or (p.batch / p.step_time if p.batch and p.step_time else None),
+            # DeepSpeed's own figure leaves out what happens between step and forward (utils/timer.py ThroughputTimer)
+            samples_per_second=p.batch / p.step_time if p.batch and p.step_time else p.samples_per_second,
             eta=None if over else p.eta,
             losses=p.losses.points,
             lrs=p.lrs.points,

@@ -183,6 +183,22 @@ def test_steps_that_became_slower_and_stay_so() -> None:
     assert slower(paces([*usual, *[1.1] * 8, *[0.52] * 8]), True) is None
 
 
+def test_a_line_every_ten_steps_tells_it_as_well() -> None:
+    """Each reading is the mean of ten steps: four of them say as much as eight single ones."""
+
+    def run(*seconds: float) -> Progress:
+        p = Progress()
+        p.paces.extend(Pace(10 * n, s, 1000.0 + n) for n, s in enumerate(seconds, 1))
+        return p
+
+    usual = [0.5, 0.52, 0.48, 0.5, 0.51] * 4
+    assert slower(run(*usual), False) is None
+    assert slower(run(*usual[:10], *[1.5] * 3), False) is None
+    found = slower(run(*usual[:10], *[1.5] * 4), False)
+    assert found is not None and found.step == 110 and found.values["factor"] == 3.0
+    assert slower(run(*usual, 9.0, 0.5, 9.0, 0.5), False) is None, "two checkpoints"
+
+
 def test_steps_of_one_time_stamp_are_no_pace() -> None:
     """A log whose clock stands still, or was set back, gives intervals of nothing."""
     assert slower(paces([0.0] * 60 + [1.1] * 8), False) is None
@@ -204,7 +220,7 @@ def test_throttling_by_heat_is_said_and_a_power_cap_is_not() -> None:
         assert feed.sample([(60, "power-cap"), (60, "")]) == {}
     for n in range(40):
         found = feed.sample([(60, "power-cap"), (60, "sw-thermal" if n % 10 else "")])
-    assert found["throttling"].text == "GPU 1 slowed down: sw-thermal, 91 C"
+    assert found["throttling"].text == "GPU 1 slowed down: SW thermal slowdown, 91 C"
     assert found["throttling"].level == "warn"
     for n in range(60):  # comes and goes at the border: it stays said
         assert "throttling" in feed.sample([(60, ""), (60, "sw-thermal" if n % 3 == 0 else "")]), n
@@ -290,9 +306,9 @@ def test_worst_first_and_every_kind_has_its_sentence() -> None:
     feed.disks = (Disk("/", 2 * GiB, 500 * GiB),)
     feed.now += 10
     assert list(feed.look()) == ["loss-not-finite", "disk-full"]
-    from dstui.runs.alerts import _TEXTS
+    from dstui.runs.alerts import _ADVICE, _TEXTS
 
-    assert set(_TEXTS) == set(KINDS)
+    assert set(_TEXTS) == set(_ADVICE) == set(KINDS)
 
 
 def test_ended_run_keeps_what_still_matters() -> None:

@@ -71,6 +71,7 @@ def health_page(shot: Snapshot, cells: int, g: Glyphs, chosen: int | None = None
         first, *rest = wrapped(alert.text, cells - 4, role, "", cut=g.cut)
         rows.append(line((f" {mark} ", role), *first))
         rows += [line("   ", *r) for r in rest]
+        rows += wrapped(f"{g.arrow} {alert.advice}", cells - 2, "dim", "   ", cut=g.cut)
         about = []
         if alert.since is not None:
             about.append(
