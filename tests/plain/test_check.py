@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -367,9 +366,7 @@ def test_no_file_is_too_strange(
     kind: str, engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = _strange(tmp_path, kind)
-    begin = time.monotonic()
     code, data = answer([path, "--deepspeed", "0.19.8", "--engine", engine], capsys)
-    assert time.monotonic() - begin < 3
     assert code == 2
     (finding,) = data["files"][0]["findings"]
     assert finding["code"] == "DS101"
