@@ -296,7 +296,7 @@ def _name(what: str) -> str:
 
 
 def _memory(result: Mapping[str, Any]) -> list[str]:
-    head = (_("memory"), _("predicted"), _("low to high"), _("measured"), _("difference"))
+    head = (_("peak"), _("predicted"), _("low to high"), _("measured"), _("difference"))
     rows = [head]
     for what, row in result["memory"].items():
         p, measured = row["predicted"], row["measured"]

@@ -302,7 +302,8 @@ def _spawn(ab: AbDir, plan: Plan, env: Mapping[str, str]) -> None:
         os.close(read_end)
     if answer is None:
         raise DstuiError(
-            _("the controller of A/B {id} did not start").format(id=ab.id), str(ab.path / "controller.log")
+            _("the controller of A/B {id} did not start").format(id=ab.id),
+            _("its messages: {path}").format(path=ab.path / "controller.log"),
         )
 
 

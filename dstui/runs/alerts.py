@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dstui.i18n import _, listed, ngettext, phrases
+from dstui.i18n import _, language, listed, ngettext, phrases
 from dstui.runs.samples import Sample
 from dstui.runs.stall import Stall
 from dstui.runs.state import Progress, Streak
@@ -401,7 +401,11 @@ def _round(seconds: float) -> float:
 
 
 def _since(a: Alert) -> str:
-    return "" if a.step is None else " " + _("since step {n}").format(n=a.step)
+    """Where it began; stands behind the sentence in English, before it in Chinese."""
+    if a.step is None:
+        return ""
+    text = _("since step {n}").format(n=a.step)
+    return text if language() == "zh_CN" else " " + text
 
 
 def _reports(a: Alert) -> str:
@@ -420,7 +424,7 @@ def _not_finite(a: Alert) -> str:
 
 def _scale(a: Alert) -> str:
     scale = a.values.get("scale")
-    return "" if scale is None else ", " + _("loss scale {x:g}").format(x=scale)
+    return "" if scale is None else phrases(["", _("loss scale {x:g}").format(x=scale)])
 
 
 def _overflows(a: Alert) -> str:

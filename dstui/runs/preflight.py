@@ -422,7 +422,9 @@ def _locks(
                     _("the op {op} is being built by pid {pid}: the ranks wait until that is done").format(
                         op=lock.op, pid=lock.holder
                     ),
-                    str(lock.path),
+                    _("see how far it is: ps -o etime,args -p {pid}; its lock: {path}").format(
+                        pid=lock.holder, path=lock.path
+                    ),
                 )
         elif lock.gone:
             message = _(

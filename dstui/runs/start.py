@@ -296,7 +296,8 @@ def _expect(run: RunDir, answer: dict[str, Any] | None, errors: str) -> None:
     if answer is None:
         detail = errors.strip() or _tail(run.supervisor_log)
         raise DstuiError(
-            _("the supervisor of run {id} did not start").format(id=run.id), detail or str(run.supervisor_log)
+            _("the supervisor of run {id} did not start").format(id=run.id),
+            detail or _("its messages: {path}").format(path=run.supervisor_log),
         )
     if "error" in answer:
         raise DstuiError(

@@ -60,7 +60,7 @@ def plan_page(shot: Snapshot, manifest: Mapping[str, Any], cells: int, g: Glyphs
 
 
 def _table(found: tuple[Comparison, ...], cells: int, g: Glyphs, so_far: bool) -> list[Line]:
-    head = (_("memory"), _("low"), _("expected"), _("high"), _("measured"), _("difference"))
+    head = (_("peak"), _("low"), _("expected"), _("high"), _("measured"), _("difference"))
     body: list[tuple[tuple[str, ...], str, str]] = []
     for c in found:
         word, role = plan_word(c, so_far)
