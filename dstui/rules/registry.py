@@ -196,6 +196,7 @@ def _free(code: str, name: str) -> None:
 
 def _load() -> None:
     from dstui.rules import (  # noqa: F401 - importing a family declares its rules
+        auto,
         batch,
         comm,
         commandline,
@@ -207,6 +208,7 @@ def _load() -> None:
         release,
         shape,
         training,
+        values,
         windows,
         zero,
     )
