@@ -96,8 +96,12 @@ def _of_host(host: str, answer: Answer, python: str, spec: RunSpec, facts: Facts
                 _("let this user in without a password: ssh-copy-id {host}; test it: {test}"),
             ),
             "host-key": (
-                _("node {host}: its host key is not known here, or has changed: {detail}"),
+                _("node {host}: its host key is not known here: {detail}"),
                 _("look at it once: {test} (or ssh-keyscan {host} >> ~/.ssh/known_hosts)"),
+            ),
+            "host-key-changed": (
+                _("node {host}: its host key is another one than before: {detail}"),
+                _("if it was installed anew: ssh-keygen -R {host}, then {test}"),
             ),
             "name": (
                 _("node {host}: no such name here: {detail}"),

@@ -174,7 +174,8 @@ print("dstui" + json.dumps(globals()[asked.pop("do")](**asked)))
 
 @dataclass(frozen=True)
 class Answer:
-    """What one node said. ``problem``: None, or why it said nothing: ``unreachable key host-key name python silent``;
+    """What one node said. ``problem``: None, or why it said nothing: ``unreachable key host-key
+    host-key-changed name python silent``;
     ``detail``: the last words of ssh or of the node, as they are."""
 
     host: str
@@ -184,11 +185,16 @@ class Answer:
 
 
 _PROBLEMS = (
-    ("host-key", r"Host key verification failed|REMOTE HOST IDENTIFICATION HAS CHANGED"),
+    ("host-key-changed", r"REMOTE HOST IDENTIFICATION HAS CHANGED"),
+    ("host-key", r"Host key verification failed"),
     ("key", r"Permission denied|Too many authentication failures"),
     ("name", r"Could not resolve hostname"),
     ("unreachable", r"timed out|Connection refused|No route to host|Connection (?:closed|reset)|unreachable"),
 )
+
+
+_PASSING = ("unreachable", "silent")
+"""Problems of a node that may answer again."""
 
 
 def ssh_command(host: str, words: str, env: Mapping[str, str]) -> list[str]:
@@ -275,6 +281,8 @@ class Reach:
         self._thread: threading.Thread | None = None
         self.answers: dict[str, Answer] = {}
         """The last answer of each node."""
+        self.met: set[str] = set()
+        """Nodes that have answered at least once."""
         self._kills: dict[str, int] = {}
         """What each node's kernel had counted when it was first asked."""
 
@@ -288,6 +296,8 @@ class Reach:
             self.hosts, self._python, "signalled", self._env, run=self._run_id, number=int(number)
         )
         for host, answer in found.items():
+            if answer.problem is None:
+                self.met.add(host)
             kills = answer.said.get("oom_kills")
             if isinstance(kills, int):
                 self._kills.setdefault(host, kills)
@@ -319,6 +329,11 @@ class Reach:
             a.problem is not None or not a.said.get("processes") for a in self.answers.values()
         )
 
+    @property
+    def hopeless(self) -> bool:
+        """What does not answer will not do so later either: ssh lets nobody in, or there is no Python."""
+        return all(a.problem not in _PASSING for a in self.answers.values())
+
     def end(self, ladder: Sequence[tuple[int, float]]) -> None:
         """Signal after signal, each with its seconds, until every node that answers is clear. Waits."""
         for number, seconds in ladder:
@@ -340,6 +355,7 @@ class Reach:
                 "left": None if a.problem else int(a.said.get("processes") or 0),
                 "ranks": list(a.said.get("ranks") or ()),
                 "oom_kills": self._more_kills(host, a.said.get("oom_kills")),
+                "met": host in self.met,
                 "problem": a.problem,
                 "detail": a.detail or None,
             }
