@@ -366,24 +366,40 @@ _INSIDE = re.compile(r'^(.*?)\s+File "[^"]+", line \d+, in \S')
 _RAISED = re.compile(r"[\w.]*(?:Error|Exception|Interrupt)(?::|$)")
 
 
+_BOX = re.compile(r"^(.*?)[│|] \S.*?:\d+ in\b")
+_BOX_END = re.compile(r"[╰└+][─-]+[╯┘+]")
+
+
 def _opened(lines: list[Line]) -> list[Line]:
-    """A text as it was before somebody cut it inside a traceback, or put it into a block that is set in."""
+    """A text as it was before somebody cut it inside tracebacks, or put it into a block that is set in."""
     depth = min((len(x.text) - len(x.text.lstrip(" ")) for x in lines if x.text.strip()), default=0)
     if depth:
         lines = [x._replace(text=x.text[depth:]) for x in lines]
+    heads: dict[int, str] = {}
+    known: set[str] = set()
     for i, line in enumerate(lines[:1000]):
         if "Traceback (most recent call last)" in line.text:
-            break
-        m = _INSIDE.match(line.text)
-        if m is None:
+            known.add(line.text.partition("Traceback (most")[0].strip())
+            if not known - {""}:
+                break  # without tags the first of them opens all that follows
             continue
-        tag = m.group(1)
-        rest = [x.text[len(tag) :] for x in lines[i : i + 200] if x.text.startswith(tag)]
-        if any(len(x) - len(x.lstrip()) < 2 and _RAISED.match(x.strip()) for x in rest):
-            head = Line(line.offset, f"{tag}{' ' if tag else ''}Traceback (most recent call last):")
-            return [*lines[:i], head, *lines[i:]]
-        break
-    return lines
+        m = _INSIDE.match(line.text)
+        box = None if m or known else _BOX.match(line.text)
+        tag = str((m or box).group(1)) if m or box else None  # type: ignore[union-attr]
+        if tag is None or tag.strip() in known:
+            continue
+        known.add(tag.strip())
+        rest = [x.text[len(tag) :] for x in lines[i : i + 400] if x.text.startswith(tag)]
+        rest = list(itertools.takewhile(lambda x: "Traceback (most recent call last)" not in x, rest))
+        if box is not None:
+            end = next((n for n, x in enumerate(rest) if _BOX_END.match(x)), len(rest))
+            if any(_RAISED.match(x.strip()) for x in rest[end + 1 : end + 2]):
+                heads[i] = f"{tag}╭─ Traceback (most recent call last) ─╮"
+        elif any(len(x) - len(x.lstrip()) < 2 and _RAISED.match(x.strip()) for x in rest):
+            heads[i] = f"{tag}{' ' if tag else ''}Traceback (most recent call last):"
+        if not tag.strip():
+            break
+    return [y for i, x in enumerate(lines) for y in ((x._replace(text=heads[i]), x) if i in heads else (x,))]
 
 
 def _read(path: Path) -> tuple[list[Line], list[Line]]:
@@ -532,6 +548,8 @@ def _stopped(case: _Case) -> Iterator[_Finding]:
             weight=60,
         )
         return
+    if case.exit is not None and case.exit.get("ended_for_node"):
+        return  # the signals were the supervisor's: the ranks of another node had failed
     for e in case.of("signal"):
         yield _Finding(Named("DR720", "likely"), (case.line(e.offset, e.text),), weight=60)
         return
@@ -1501,7 +1519,7 @@ def _lost_node(case: _Case) -> Iterator[_Finding]:
     if case.outcome != "failed" or case.exit is None:
         return
     for record in left_behind(case.exit.get("nodes")):
-        if record.get("left") is not None:
+        if record.get("left") is not None or not record.get("met"):
             continue
         text = f"node {record['host']}: {record.get('detail') or record.get('problem')}"
         yield _Finding(
@@ -1760,7 +1778,8 @@ def _slow(case: _Case) -> Iterator[_Finding]:
 def ending_text(state: str, data: Mapping[str, Any], found: Diagnosis | None, step: int | None) -> str:
     """How a run ended, in one translated sentence."""
     if state == "finished":
-        return _("finished after {n} steps").format(n=step) if step else _("finished")
+        text = _("finished after {n} steps").format(n=step) if step else _("finished")
+        return text + _left_behind(data)
     if state == "lost":
         return _("lost: its supervisor is gone, nobody saw how it ended")
     cause = found.cause if found else None
@@ -1779,6 +1798,20 @@ def ending_text(state: str, data: Mapping[str, Any], found: Diagnosis | None, st
     if cause.checkpoint:
         text += " " + checkpoint_text(cause.checkpoint)
     return text
+
+
+def _left_behind(data: Mapping[str, Any]) -> str:
+    """What a training that was over had left running (a daemon): the supervisor ended it."""
+    left = [x for x in data.get("leftovers") or () if isinstance(x, dict)]
+    if not left:
+        return ""
+    names = ", ".join(f"{x.get('name') or '?'} ({x.get('pid')})" for x in left[:4])
+    text = ngettext(
+        "; {n} process that it left behind was ended: {names}",
+        "; {n} processes that it left behind were ended: {names}",
+        len(left),
+    )
+    return text.format(n=len(left), names=names + (", ..." if len(left) > 4 else ""))
 
 
 def checkpoint_text(number: int) -> str:

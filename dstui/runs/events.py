@@ -205,6 +205,8 @@ _IGNORED = re.compile(r"^(.*?)Exception ignored in")
 _THREAD = re.compile(r"^(.*?)Exception in thread \S")
 _FRAME = re.compile(r'^\s+File "(.*?)", line (\d+), in (.*)$')
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*)(?:: ?(.*))?$")
+_INSET = re.compile(r"^ {1,8}[A-Za-z_][\w.]*(?:Error|Exception)(?:: \S.*)?$")
+"""An exception that somebody set in: below the frames it can be nothing else."""
 _AFTER = re.compile(
     r"During handling of the above exception|The above exception was the direct cause|\[\d{4}-\d\d-\d\d|"
     r"\[?[WEIF]\d{4} \d\d:\d\d|\d{4}-\d\d-\d\d[ T]\d\d:\d\d|\[(?:rank|default)\d+\]|(?:step|iter)\b|\{'|"
@@ -443,9 +445,10 @@ class Parser:
             if frame:
                 trace.frames.append(Frame(frame.group(1), int(frame.group(2)), frame.group(3)))
                 return None
-            if body[:1].isspace() or not body:
+            inset = _INSET.match(body) if trace.frames else None
+            if (body[:1].isspace() or not body) and not inset:
                 return None
-            m = _EXCEPTION.match(body)
+            m = _EXCEPTION.match(body.lstrip() if inset else body)
             if m and (m.group(2) is not None or m.group(1)[0].isupper() or "." in m.group(1)):
                 trace.head = (line.offset, m.group(1), (m.group(2) or "").strip())
                 # torchrun's summary follows: its lines are events of their own

@@ -163,7 +163,7 @@ MESSAGES: tuple[Message, ...] = (
     _say("DR715", r"launcher '\w+' not installed|KeyError: 'PDSH_SSH_ARGS_APPEND'|parse_inclusion_exclusion|"
          r"Hostfile .*(?:is not formatted|contains multiple entries|is empty)|Unable to proceed with (?:training|ssh)|"
          r"environment variable (?:RANK|WORLD_SIZE|LOCAL_RANK|MASTER_\w+) expected, but not set|DeepSpeed is not compatible with MP\.|"
-         r"ssh to [\w.-]+ failed|was not reachable via ssh|pdsh@\S+: .*ssh exited with exit code 255|--(?:num_nodes|num_gpus) .*cannot be|"
+         r"ssh to [\w.-]+ failed|was not reachable via ssh|pdsh@\S+: .*ssh exited with exit code (?:255|12[67])|--(?:num_nodes|num_gpus) .*cannot be|"
          r"Permission denied \(publickey",
          "expected, but not set", "compatible with mp", "not installed", "pdsh", "parse_inclusion", "hostfile", "unable to proceed", "ssh", "cannot be"),
     _say("DR720", r"CANCELLED AT \S+ (?:DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)|\*\*\*)|Process \d+ got signal: (?:2|15)\b|"
@@ -192,9 +192,9 @@ MESSAGES: tuple[Message, ...] = (
          "net/ib", "socketstartconnect", "socketprogress", "nccl", "gloo", "unhandled", "warn call to",
          "unable to find address", "no socket interface", weight=41),
     # data
-    _say("DR801", r"device-side assert triggered|index out of range in self|srcIndex < srcSelectDimSize|"
+    _say("DR801", r"device-side assert triggered|\.cu:\d+: .*Assertion .*(?:\bindex\b|[iI]ndex\b.* <|out of bounds).* failed|index out of range in self|srcIndex < srcSelectDimSize|"
          r"`?t >= 0 && t < n_classes`?|vectorized_gather_kernel: .*index out of bounds",
-         "device-side", "out of range in self", "srcindex", "n_classes", "out of bounds"),
+         "device-side", "assertion", "out of range in self", "srcindex", "n_classes", "out of bounds", weight=73),
     _say("DR712", r"an illegal memory access was encountered|CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)|"
          r"CUDNN_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)|CUDA error: misaligned address|double free or corruption|"
          r"Fatal Python error: (?:Segmentation fault|Illegal instruction|Aborted)|Caught signal (?:11|4) \(|free\(\): invalid|corrupted size vs\. prev_size|(?:\d+|: tasks? [\d,-]+:) (?:Segmentation fault|Aborted|Illegal instruction) +\(core dumped\)",

@@ -596,3 +596,53 @@ def test_ranks_time_out_because_one_was_killed() -> None:
         found = diagnose(STEPS + watchdog + kill, text=True)
         assert found.cause is not None and found.cause.code == "DR401"
         assert [o.code for o in found.others] == ["DR501"]
+
+
+def test_ranks_whose_tracebacks_were_cut_are_read_each_by_itself() -> None:
+    """srun's lines of two ranks, mixed; only the second has its end."""
+    lines = [
+        ' 2: [rank2]:   File "/v/site-packages/lightning/trainer/call.py", line 46, in _call',
+        " 2: [rank2]:     return launch(f)",
+        '15: [rank15]:   File "/w/block.py", line 110, in layers',
+        "15: [rank15]:     n % size == 0",
+        "15: [rank15]: AssertionError: 30 layers on 4 stages",
+        " 2: [rank2]:            ^^^^^^^^^",
+    ]
+    found = diagnose("\n".join(lines), text=True)
+    assert found.cause is not None and found.cause.code == "DR710" and "30 layers" in found.cause.detail
+
+
+def test_a_drawn_traceback_without_its_head() -> None:
+    lines = [
+        "│ /w/train.py:211 in <module>    │",
+        "│ ❱ 211 trainer.train()          │",
+        "╰────────────────────────────────╯",
+    ]
+    found = diagnose("\n".join([*lines, "KeyError: 'input_ids'"]), text=True)
+    assert found.cause is not None and "KeyError: 'input_ids'" in found.cause.detail
+    assert diagnose("\n".join([*lines, "step 1 loss 2.0"]), text=True).cause is None
+
+
+def test_an_exception_that_is_set_in_with_its_frames() -> None:
+    lines = [
+        "Traceback (most recent call last):",
+        '    File "/w/train.py", line 551, in <module>',
+        "      train(args)",
+        "  RuntimeError: Expected all tensors to be on the same device, but found cuda:0 and cpu!",
+    ]
+    found = diagnose("\n".join(lines), text=True)
+    assert found.cause is not None and "same device" in found.cause.detail
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        '../aten/src/ATen/native/cuda/IndexKernel.cu:92: operator(): block: [22,0,0], thread: [64,0,0] Assertion `-sizes[i] <= index && index < sizes[i] && "index out of bounds"` failed.',
+        "../aten/src/ATen/native/cuda/Indexing.cu:1290: indexSelectLargeIndex: block: [949,0,0], thread: [62,0,0] Assertion `srcIndex < srcSelectDimSize` failed",
+    ],
+)
+def test_an_assertion_on_the_card_comes_before_the_signal_that_follows(said: str) -> None:
+    ended = "[2025-11-03 08:14:00,200] [ERROR] [launch.py:341:sigkill_handler] ['p', '--local_rank=1'] exits with return code = -6\n"
+    for end in (ended, "srun: error: n1: task 0: Aborted (core dumped)\n"):
+        found = diagnose(said + "\n" + end, text=True)
+        assert found.cause is not None and found.cause.code == "DR801"
