@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,19 +19,16 @@ from dstui.estimate.result import Estimate
 from dstui.facts.model import Facts
 from dstui.i18n import _
 from dstui.rules.diagnostic import FileReport, Severity
-from dstui.session import advice, compose, engines
+from dstui.session import advice, compose, deciding, engines, wrong
 from dstui.session.check import check_text
 from dstui.session.model import STEP_IDS, STEPS, Batch, FieldView, Report, Step, Written
 from dstui.session.state import BATCH, State
 from dstui.session.table import BY_ID, FIELDS, FieldSpec, parse, show
-from dstui.units import gib
 
 if TYPE_CHECKING:
     from dstui.config.document import Document
     from dstui.config.presets import Preset
     from dstui.runs.spec import RunSpec
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Session:
@@ -184,7 +180,7 @@ class Session:
 
     def deciding(self, step_id: str) -> str:
         """The one line that decides the step, with this machine's figures."""
-        return _DECIDING[step_id](self)
+        return deciding.LINES[step_id](self._state, self.report)
 
     def report(self) -> Report:
         """The live answer: fit, findings, the file as it will be written. Cached until something changes."""
@@ -444,7 +440,7 @@ class Session:
             for o in advice.OPTIONS[spec.id](s):
                 if o.value == s.typed[spec.id] and not o.enabled:
                     return f"{o.label.strip()}: {o.why_not}"
-        check = _CHECKS.get(spec.id)
+        check = wrong.CHECKS.get(spec.id)
         return check(s) if check else ""
 
     def target(self, path: str | os.PathLike[str] | None = None) -> Path:
@@ -636,220 +632,3 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return ""
-
-
-# --- what makes a field wrong, beyond its syntax ---------------------------------------------------------------
-
-
-def _check_gpus(s: State) -> str:
-    return "" if s.described is not None else _("say what a node has: 8x80GiB")
-
-
-def _check_facts_file(s: State) -> str:
-    return "" if s.from_file is not None or s.detected is not None else _("name the file")
-
-
-def _check_script(s: State) -> str:
-    script = s.get("script")
-    if not script:
-        return ""
-    path = s.at_cwd(script)
-    if path.is_dir():
-        return _("{path} is a folder").format(path=path)
-    return "" if path.is_file() else _("{path} does not exist").format(path=path)
-
-
-def _check_args(s: State) -> str:
-    try:
-        engines.split_args(str(s.get("args")))
-    except ValueError:
-        return _("a quote is not closed")
-    return ""
-
-
-def _check_cwd(s: State) -> str:
-    return "" if s.at_cwd(s.get("cwd")).is_dir() else _("{path} is no folder").format(path=s.get("cwd"))
-
-
-def _check_nvme(s: State) -> str:
-    if s.facts is None or s.facts.source != "detected":
-        return ""
-    path = s.at_cwd(s.get("nvme_path"))
-    while not path.exists() and path != path.parent:
-        path = path.parent  # DeepSpeed makes the folders below it
-    return "" if os.access(path, os.W_OK) and path.is_dir() else _("{path} is not writable").format(path=path)
-
-
-def _check_allgather(s: State) -> str:
-    return _("must be even") if s.get("allgather_bucket_size") % 2 else ""
-
-
-def _check_output(s: State) -> str:
-    path = s.at_cwd(s.get("output"))
-    if path.is_dir():
-        return _("{path} is a folder").format(path=path)
-    return "" if path.parent.is_dir() else _("{path} is no folder").format(path=path.parent)
-
-
-def _check_name(s: State) -> str:
-    name = s.get("name")
-    return "" if not name or _NAME.fullmatch(name) else _("letters, digits, '.', '_' and '-' only")
-
-
-_CHECKS = {
-    "gpus": _check_gpus,
-    "facts_file": _check_facts_file,
-    "script": _check_script,
-    "args": _check_args,
-    "cwd": _check_cwd,
-    "model": lambda s: s.model_problem,
-    "global_batch": lambda s: s.batch_problem,
-    "nvme_path": _check_nvme,
-    "allgather_bucket_size": _check_allgather,
-    "output": _check_output,
-    "name": _check_name,
-}
-
-
-# --- the deciding lines ----------------------------------------------------------------------------------------
-
-
-def _decide_machine(self: Session) -> str:
-    s = self._state
-    if s.is_login_node and s.facts is None:
-        return _(
-            "A login node (SLURM, no GPU): describe the machine that will train, or give its facts file."
-        )
-    facts = s.facts
-    if facts is None:
-        return _("Looking at this machine...")
-    if facts.gpus:
-        room = advice.card(s)
-        return _("{chosen} of {all} cards, {size} usable on each; world size {world}").format(
-            chosen=len(s.get("cards")), all=len(facts.gpus), size=gib(room), world=s.world
-        )
-    return _("No GPU: {ranks} ranks on the CPU, {size} of memory free").format(
-        ranks=s.world, size=gib(facts.host.memory_free)
-    )
-
-
-def _decide_script(self: Session) -> str:
-    s = self._state
-    reason = s.recommended("engine")[1]
-    return (
-        f"{s.get('engine')}: {reason}"
-        if reason and s.get("engine") == s.recommended("engine")[0]
-        else s.get("engine")
-    )
-
-
-def _decide_model(self: Session) -> str:
-    s = self._state
-    if s.shape is None:
-        return s.model_problem or _(
-            "Without a model the fit is unknown; the config can be written all the same."
-        )
-    line = advice.size_line(s)
-    copy = advice.copy16(s)
-    text = _("{model}; copy of a rank {size}") if advice.on_cpu(s) else _("{model}; copy on a card {size}")
-    return text.format(model=line, size=gib(copy))
-
-
-def _decide_stage(self: Session) -> str:
-    s = self._state
-    stage = s.get("stage")
-    need, room = advice.states(s, stage, "none"), advice.card(s)
-    if s.plan.fits is None or need is None or room is None:
-        return advice.RECOMMEND["stage"](s)[1]
-    if stage == s.plan.stage or not s.plan.fits:
-        return s.plan.short
-    line = (
-        _("stage {stage}: states {need} of {room} a rank")
-        if advice.on_cpu(s)
-        else _("stage {stage}: states {need} of {room} a card")
-    ).format(stage=stage, need=gib(need), room=gib(room))
-    return line + "; " + _("recommended is {best}: {why}").format(best=s.plan.stage, why=s.plan.in_all)
-
-
-def _decide_offload(self: Session) -> str:
-    s = self._state
-    stage, offload = s.get("stage"), s.get("offload")
-    if advice.on_cpu(s):
-        return _("No GPU: all of it is in RAM anyway.")
-    need, room = advice.states(s, stage, offload), advice.card(s)
-    if need is None or room is None:
-        return _("Offload only when the states do not fit: every step then crosses PCIe and the CPU.")
-    line = _("states left on the card {need} of {room}").format(need=gib(need), room=gib(room))
-    host = advice.host_states(s)
-    facts = s.used
-    if host and facts:
-        line += "; " + _("host {need} of {room}").format(need=gib(host), room=gib(facts.host.memory_capacity))
-    return line
-
-
-def _decide_batch(self: Session) -> str:
-    s = self._state
-    micro, steps, total = s.batch
-    return _("micro {micro} x accumulation {steps} x {world} ranks = {total} samples a step").format(
-        micro=micro, steps=steps, world=s.world, total=total
-    )
-
-
-def _decide_pinned(self: Session) -> str:
-    s = self._state
-    if s.get("offload") == "none":
-        return _("Nothing is offloaded: nothing is pinned.")
-    facts = s.used
-    pinned = self.report().estimate
-    need = (
-        pinned.host.pinned if pinned is not None and pinned.host.pinned is not None else advice.host_states(s)
-    )
-    return _(
-        "pinned (rounded up) {need} of {room} RAM; written out, for the default changed in 0.19.5"
-    ).format(need=gib(need), room=gib(facts.host.memory_capacity if facts else None))
-
-
-def _decide_comm(self: Session) -> str:
-    s = self._state
-    if s.get("stage") == 0:
-        return _("Stage 0: one all-reduce a step, nothing to set.")
-    bytes_ = s.get("reduce_bucket_size") * (4 if s.get("precision") == "fp32" else 2)
-    twice = 2 if s.get("overlap_comm") and s.get("stage") in (1, 2) else 1
-    text = (
-        _("buckets take {size} in each rank; a collective that waits longer than {n} minutes ends the run")
-        if advice.on_cpu(s)
-        else _(
-            "buckets take {size} on each card; a collective that waits longer than {n} minutes ends the run"
-        )
-    )
-    return text.format(size=gib(bytes_ * twice), n=s.get("timeout"))
-
-
-def _decide_precision(self: Session) -> str:
-    s = self._state
-    reason = s.recommended("precision")[1] if s.get("precision") == s.recommended("precision")[0] else ""
-    return f"{s.get('precision')}: {reason}" if reason else str(s.get("precision"))
-
-
-def _decide_review(self: Session) -> str:
-    report = self.report()
-    if report.blockers:
-        return report.blockers[0]
-    estimate = report.estimate
-    if estimate is None:
-        return _("The fit is unknown: no model was named.")
-    return estimate.reason or estimate.verdict
-
-
-_DECIDING = {
-    "machine": _decide_machine,
-    "script": _decide_script,
-    "model": _decide_model,
-    "stage": _decide_stage,
-    "offload": _decide_offload,
-    "batch": _decide_batch,
-    "pinned": _decide_pinned,
-    "comm": _decide_comm,
-    "precision": _decide_precision,
-    "review": _decide_review,
-}
