@@ -188,7 +188,7 @@ class Session:
             patient, self._state.patient = self._state.patient, True
             try:
                 if self._state.plans_ahead:
-                    _plan = self._state.plan
+                    _found = self._state.plan  # reading it is what finds it
                 self._report = self._make_report()
             finally:
                 self._state.patient = patient
