@@ -386,8 +386,8 @@ def _opened(lines: list[Line]) -> list[Line]:
         m = _INSIDE.match(line.text)
         box = None if m or known else _BOX.match(line.text)
         tag = str((m or box).group(1)) if m or box else None  # type: ignore[union-attr]
-        if tag is None or tag.strip() in known:
-            continue
+        if tag is None or any(k == tag.strip() or (tag.strip() and k.startswith(tag.strip())) for k in known):
+            continue  # a logger may put more before the first line only
         known.add(tag.strip())
         rest = [x.text[len(tag) :] for x in lines[i : i + 400] if x.text.startswith(tag)]
         rest = list(itertools.takewhile(lambda x: "Traceback (most recent call last)" not in x, rest))

@@ -612,6 +612,28 @@ def test_ranks_whose_tracebacks_were_cut_are_read_each_by_itself() -> None:
     assert found.cause is not None and found.cause.code == "DR710" and "30 layers" in found.cause.detail
 
 
+def test_a_worker_that_logs_what_it_caught_and_goes_on() -> None:
+    """The logger's words stand before the first line only; two steps come after it, an hour each."""
+    worker = "(Worker pid=57714) "
+    caught = [
+        worker + "Error: <answer> tag not found.",
+        worker + "ERROR:2026-03-26 21:59:41,526:Traceback (most recent call last):",
+        worker + '  File "/w/env.py", line 211, in extract',
+        worker + "    x, y = parse(text)",
+        worker + "TypeError: cannot unpack non-iterable NoneType object",
+        worker + "ERROR:2026-03-26 21:59:41,526:Error extracting action for item 35532",
+    ]
+    text = "\n".join(
+        [
+            *caught,
+            "(TaskRunner pid=38606) step:1 - actor/pg_loss:0.01",
+            *caught,
+            "(TaskRunner pid=38606) step:2",
+        ]
+    )
+    assert diagnose(text, text=True).cause is None
+
+
 def test_a_drawn_traceback_without_its_head() -> None:
     lines = [
         "│ /w/train.py:211 in <module>    │",
