@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import errno
 import os
 import stat
@@ -16,8 +17,33 @@ from dstui.plain.which import run_to_read
 from dstui.runs import ranklogs
 from dstui.runs.adopt import is_over
 from dstui.runs.store import RunDir
+from dstui.runs.tail import HIDDEN, SEQUENCE
 
 _CHUNK = 1 << 18
+_HELD = 4096
+"""Characters of a sequence that is not complete yet which wait for its rest."""
+
+
+class Tame:
+    """``write`` for a terminal: a log may hold what would clear it, rename it, fill its clipboard or reverse its text.
+
+    Sequences and control characters are left out, except line ends, tabs and the ``\\r`` of progress bars.
+    """
+
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self._write = write
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""
+
+    def __call__(self, data: bytes) -> None:
+        text = SEQUENCE.sub("", self._held + self._decoder.decode(data))
+        start = text.rfind("\x1b")
+        whole = start < 0 or len(text) - start > _HELD
+        self._held = "" if whole else text[start:]
+        text = text if whole else text[:start]
+        self._write(HIDDEN.sub("", text).encode("utf-8", "replace"))
+
+
 _POLL = 0.2
 
 
@@ -31,10 +57,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     target = run_to_read(args.run)
     sys.stdout.flush()
+    write: Callable[[bytes], object] = sys.stdout.buffer.write
+    if sys.stdout.isatty():
+        write = Tame(write)
     if args.rank is None:
-        copy(target, sys.stdout.buffer.write, lines=args.n, follow=args.follow)
+        copy(target, write, lines=args.n, follow=args.follow)
     else:
-        copy_rank(target, args.rank, sys.stdout.buffer.write, lines=args.n, follow=args.follow)
+        copy_rank(target, args.rank, write, lines=args.n, follow=args.follow)
     sys.stdout.buffer.flush()
     return Exit.OK
 

@@ -766,15 +766,19 @@ class Supervisor:
                 self.begin_stop(by, now=number == STOP_NOW)
 
     def tick(self, now: float) -> None:
-        self.requests()
         if now >= self.next_scan:
             self.scan(now)
+        self.tell_stall(now)
+        self.look_at_nodes(now)
+        self.keep_up(now)
+
+    def keep_up(self, now: float) -> None:
+        """What goes on until nothing of the run lives any more: requests, heartbeat, manifest, log."""
+        self.requests()
         if now >= self.next_beat:
             self.beat(now)
             self.look_at_disk()
             self.keep_manifest()
-        self.tell_stall(now)
-        self.look_at_nodes(now)
         self.hooks.tick(now)
         try:
             self.rank_logs.tick()
@@ -829,9 +833,9 @@ class Supervisor:
             seen = (s.st_ino, s.st_size, s.st_mtime_ns)
         except OSError:
             seen = None
-        if seen is not None and seen == self.manifest_seen:
-            return
-        self.manifest_seen = seen
+        before, self.manifest_seen = self.manifest_seen, seen
+        if seen == before if seen is not None else before is not None:
+            return  # sound, or gone just now: the whole folder may be about to go
         if store.read_json(self.run.manifest_path) is not None or not self.run.path.is_dir():
             return
         with contextlib.suppress(OSError):
@@ -985,8 +989,12 @@ class Supervisor:
         self.event("signal", signal="SIG" + stage, processes=len(self.members()))
 
     def end_leftovers(self) -> None:
-        """The launcher is gone; whatever still runs is a rank that lost it, or something that a rank left."""
+        """The launcher is gone; whatever still runs is a rank that lost it, or something that a rank left.
+
+        DeepSpeed's runner ends at once of the SIGINT of a stop: its ranks have the time of the stop all the same.
+        """
         deadline = time.monotonic() + (LEFTOVER_SECONDS if self.launcher_code == 0 else LEFTOVER_SECONDS / 2)
+        next_tick = time.monotonic()
         ladder = [signal.SIGTERM, signal.SIGKILL]
         told: set[Process] = set()
         number: int | None = None
@@ -997,6 +1005,13 @@ class Supervisor:
             if not living:
                 return
             now = time.monotonic()
+            if now >= next_tick:
+                next_tick = now + TICK
+                self.keep_up(now)
+            if self.stop is not None and self.reach is None:
+                self.push_stop()
+                self.wait(STOPPING_TICK)
+                continue
             if now >= deadline:
                 number = ladder.pop(0) if ladder else signal.SIGKILL
                 deadline = now + LEFTOVER_SECONDS
@@ -1051,6 +1066,7 @@ class Supervisor:
         code = self.launcher_code
         assert code is not None
         at_exit = [w for w in self.watched.values() if w.rank is not None and w.ended_at is None]
+        stopped = self.stop is not None and not self.stop.failed  # a stop that comes now finds a run that is over
         self.end_on_nodes()
         self.end_leftovers()
         with contextlib.suppress(OSError):
@@ -1079,7 +1095,7 @@ class Supervisor:
             if w.rank is None and self.is_launcher(w) and w.code not in (0, None)
         ]
         reason = None
-        if self.stop is not None and not self.stop.failed:
+        if stopped:
             outcome = "stopped"
         elif code == 0 and rank_code is None and not parents and not at_exit:
             outcome = "finished"
@@ -1105,7 +1121,7 @@ class Supervisor:
             "oom_kills": self.cgroup.difference(),
             "started_at": self.started_at,
             "ended_at": time.time(),
-            "stopped_by": self.stop.by if self.stop and not self.stop.failed else None,
+            "stopped_by": self.stop.by if stopped and self.stop is not None else None,
             "cause": None,
         }
         data["cause"] = self.cause(data)

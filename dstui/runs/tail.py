@@ -17,8 +17,13 @@ MAX_LINE = 1 << 16
 """Bytes; a longer line comes in pieces."""
 CHUNK = 1 << 18
 _ENDS = re.compile(rb"\r\n|\n|\r|\0+")
-_ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+SEQUENCE = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-OQ-WYZ\\`-~])"
+)
+"""A control sequence or string, as ECMA-48 and xterm have them."""
+HIDDEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""What no terminal may get of a log: controls of both sets (a terminal obeys U+009B as well as ESC [) except tab and line
+ends, and marks that reverse the direction of the text after them."""
 
 
 class Line(NamedTuple):
@@ -32,8 +37,8 @@ class Line(NamedTuple):
 def clean(text: str) -> str:
     """``text`` without escape sequences and control characters, tabs as blanks: safe to show on a terminal."""
     if "\x1b" in text:
-        text = _ANSI.sub("", text)
-    return _CONTROL.sub("", text.expandtabs(8))
+        text = SEQUENCE.sub("", text)
+    return HIDDEN.sub("", text.expandtabs(8).replace("\r", ""))
 
 
 def _decode(raw: bytes) -> str:

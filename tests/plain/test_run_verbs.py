@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 import time
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dstui import cli
+from dstui.plain import logs
 from dstui.plain.runs import table
 from dstui.runs import store
 from dstui.runs.control import stop
@@ -132,9 +137,9 @@ def test_the_way_of_a_run(work: Path, capfd: pytest.CaptureFixture[str]) -> None
     code, out, _err = dstui(capfd, "stop", "mine")
     assert code == 0 and "stopped" in out
     code, out, _err = dstui(capfd, "stop", run.id, "--json")
-    assert json.loads(out)["runs"] == [
-        {"run": run.id, "ended": True, "state": "stopped", "already": True, "locks_removed": []}
-    ]
+    (answer,) = json.loads(out)["runs"]
+    said = {"run": run.id, "ended": True, "state": "stopped", "already": True, "locks_removed": []}
+    assert said.items() <= answer.items() and answer["problem"] is None
     code, out, _err = dstui(capfd, "logs", "mine")
     assert code == 0 and out.startswith("up\n")
     code, _out, _err = dstui(capfd, "rm", "last")
@@ -230,3 +235,41 @@ def test_a_damaged_run_is_listed_and_can_be_removed(work: Path, capfd: pytest.Ca
     assert code == 0 and run.id in out
     code, _out, _err = dstui(capfd, "rm", run.id)
     assert code == 0 and not run.path.exists()
+
+
+NASTY = (
+    b"\xff\xfe ok \x1b[2J\x1b]0;title\x07\x1b[31mred\x1b[0m \x1bP1$r\x1b\\ \xc2\x9b31m \x07 b\x08 \x0e \r over\n"
+    + "\u202e rtl \u4e2d\u6587\n".encode()
+    + b"\x1b]52;c;aGVsbG8=\x07end\x1b(B\x1bcX\x1b7\n\x1b[38;5"
+)
+
+
+@given(
+    st.lists(st.one_of(st.binary(max_size=40), st.sampled_from([NASTY, b"\x1b", b"\x1b]", b"\xc2", b"a\tb"])))
+)
+def test_a_terminal_gets_no_control_characters_of_a_log(parts: list[bytes]) -> None:
+    out: list[bytes] = []
+    write = logs.Tame(out.append)
+    for part in parts:
+        write(part)
+    text = b"".join(out).decode()
+    assert not {
+        c for c in text if c not in "\t\n\r" and (unicodedata.category(c) == "Cc" or c in "\u202e\u2066")
+    }
+
+
+def test_logs_on_a_terminal_and_in_a_file(work: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A file gets the very bytes, a terminal what is harmless of them."""
+    (work / "nasty.py").write_text(f"import sys; sys.stdout.buffer.write({NASTY!r})")
+    assert dstui(capfd, *RUN, "--wait", "--", "nasty.py")[0] == 0
+    command = [sys.executable, "-m", "dstui", "logs"]
+    assert subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout == NASTY
+    master, slave = os.openpty()
+    try:
+        subprocess.run(command, stdout=slave, check=True)
+        shown = os.read(master, 1 << 16)
+    finally:
+        os.close(master)
+        os.close(slave)
+    assert b"\x1b" not in shown and b"\x07" not in shown and b"\xc2\x9b" not in shown
+    assert b"red" in shown and "\u4e2d\u6587".encode() in shown and b"endX" in shown

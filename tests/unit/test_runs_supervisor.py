@@ -132,6 +132,22 @@ def test_the_launchers_word_counts_when_a_rank_was_too_quick(begin: Callable[...
     assert (last["outcome"], last["rank_code"], last["signal"]) == ("failed", -11, "SIGSEGV")
 
 
+def test_what_it_leaves_behind_is_ended_and_said(begin: Callable[..., RunDir]) -> None:
+    """A daemon of the training, with a session of its own and without the run's environment."""
+    run = begin(
+        "import os, subprocess\nif os.fork() == 0:\n    os.setsid()\n"
+        "    os.execve('/bin/sleep', ['sleep', '600'], {})\nprint('over')\n"
+    )
+    last = ended(run)
+    assert last["outcome"] == "finished" and [x["name"] for x in last["leftovers"]] == ["sleep"]
+    view = RunView(run)
+    shot = view.poll()
+    view.close()
+    assert shot.ending is not None
+    assert f"1 process that it left behind was ended: sleep ({last['leftovers'][0]['pid']})" in shot.ending.text
+    assert not Path(f"/proc/{last['leftovers'][0]['pid']}").exists()
+
+
 def test_stop_reaches_everything_also_what_hides(begin: Callable[..., RunDir]) -> None:
     """A grandchild that left the session and its parents is still the run's."""
     run = begin(
@@ -323,7 +339,12 @@ def test_a_deleted_run_directory_does_not_leave_a_supervisor(begin: Callable[...
     says(run, "up")
     supervisor = run.process("supervisor")
     assert supervisor is not None
-    shutil.rmtree(run.path)
+
+    def gone() -> bool:  # it may write a file into a folder that is just being emptied
+        shutil.rmtree(run.path, ignore_errors=True)
+        return not run.path.exists()
+
+    until(gone)
     until(lambda: not alive(supervisor), 20)
     assert not run.path.exists()
 
@@ -754,3 +775,39 @@ def test_a_log_that_is_cut_says_so(begin: Callable[..., RunDir]) -> None:
     view = RunView(run)
     assert "on" in view.poll().log[-1]
     view.close()
+
+
+SAVES = """
+import os, signal, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+done = []
+signal.signal(signal.SIGTERM, lambda *_: done.append(1))
+print("up", flush=True)
+while not done: time.sleep(0.1)
+print("term", flush=True)
+while True: time.sleep(1)
+"""
+
+
+def test_ranks_whose_launcher_dies_of_a_stop_have_its_time_and_no_more(
+    begin: Callable[..., RunDir], tmp_path: Path
+) -> None:
+    """DeepSpeed's runner ends at once of SIGINT; its ranks may be saving."""
+    (tmp_path / "launcher.py").write_text(
+        "import os, subprocess, sys\n"
+        "env = {**os.environ, 'RANK': '0', 'LOCAL_RANK': '0', 'WORLD_SIZE': '1'}\n"
+        "subprocess.Popen([sys.executable, 'train.py'], env=env).wait()\n"
+    )
+    run = begin(SAVES, ranks=True, num_gpus=1)
+    says(run, "up")
+    until(lambda: (run.heartbeat or {}).get("ranks"))
+    launcher = run.process("launcher")
+    assert launcher is not None
+    assert not stop(run, timeout=0).ended
+    until(lambda: not alive(launcher))
+    time.sleep(8)  # longer than the ranks of a launcher that died of something else have
+    assert "term" not in run.out_log.read_text() and run.exit is None
+    began = time.monotonic()
+    assert stop(run, now=True).state == "stopped"  # somebody lost patience
+    assert time.monotonic() - began < 9  # TERM, 3 s, KILL: not the ladder of leftovers
+    assert "term" in run.out_log.read_text() and marked(run.id) == []
