@@ -102,11 +102,12 @@ def _stacks(target: RunDir, shot: Snapshot) -> Stacks:
 def stack_lines(found: Stacks) -> list[str]:
     """py-spy's own text a rank, or why there is none and the command that would do."""
     lines = [text for text in (found.problem, found.hint) if text]
+    lines += found.gist
     for r in found.ranks:
         lines.append(_("rank {n}, pid {pid}").format(n=r.rank, pid=r.pid))
         if r.problem:
             lines += ["  " + r.problem, "  " + _("by hand: {command}").format(command=r.command)]
-        lines += ["  " + text for text in r.text.splitlines()]
+        lines += ["  " + text for text in r.text.splitlines() if not text.startswith(("Process ", "Python "))]
     return lines
 
 

@@ -233,7 +233,10 @@ def slower(p: Progress, stands: bool) -> Alert | None:
         return None
     if not stands and min(latest) < SLOWER_STAYS * usual:
         return None
-    first = paces[-newest]
+    start = len(paces) - newest
+    while start and paces[start - 1].seconds >= SLOWER_STAYS * usual:  # it may be seen late
+        start -= 1
+    first = paces[start]
     values = {"usual": _round(usual), "now": _round(now), "factor": round(now / usual, 1)}
     return Alert("slower", "warn", first.at, first.step, values=values)
 

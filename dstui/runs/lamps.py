@@ -204,7 +204,12 @@ def _stage(live: Live) -> Lamp:
     device = _range(live.prediction, "gpu", "device")
     if device is not None and device.get("high") and used > device["high"]:
         text = phrases([amount, _("predicted were at most {size}").format(size=gib(device["high"]))])
-        return Lamp(1, "yellow", text, _("p compares each figure; other processes on the card count too"))
+        return Lamp(
+            1,
+            "yellow",
+            text,
+            _("in the monitor p compares each figure; other processes on the card count too"),
+        )
     lower = _lower_stage(live, used, capacity)
     if lower is not None:
         return lower
@@ -460,7 +465,7 @@ def _host(live: Live) -> Lamp:
     peak = _range(live.prediction, "host", "peak")
     if peak is not None and mine and peak.get("high") and mine > 1.1 * peak["high"] and mine > GiB:
         text = phrases([text, _("predicted were at most {size}").format(size=gib(peak["high"]))])
-        return Lamp(4, "yellow", text, _("p compares each figure"))
+        return Lamp(4, "yellow", text, _("in the monitor p compares each figure"))
     return Lamp(4, "green", text)
 
 
@@ -513,7 +518,12 @@ def _communication(live: Live) -> Lamp:
     p = live.progress
     world = p.world or live.world
     if live.stall is not None and live.stall.kind in ("collective", "data-loader"):
-        return Lamp(5, "red", live.stall.text, _("y shows what each rank does"))
+        return Lamp(
+            5,
+            "red",
+            live.stall.text,
+            _("what every rank does now: `dstui watch --once --stacks`, in the monitor y"),
+        )
     if p.timeouts:
         text = ngettext("{n} collective timed out", "{n} collectives timed out", p.timeouts)
         return Lamp(5, "red", text.format(n=p.timeouts), _("unequal work, or a rank that is gone"))

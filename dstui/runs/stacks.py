@@ -7,6 +7,7 @@ its process names the run.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -16,12 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dstui.i18n import _
+from dstui.i18n import _, listed, ngettext
 from dstui.runs import processes
 from dstui.runs.store import RunDir
 
 TIMEOUT = 20.0
 """Seconds for one process: py-spy waits for a process that is in the kernel."""
+_FRAME = re.compile(r"\((.+):\d+\)$")
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 
@@ -35,6 +37,27 @@ class RankStack:
     problem: str
     command: str
 
+    @property
+    def at(self) -> tuple[str, str] | None:
+        """(innermost frame, innermost frame in the script's own file) of the main thread; None without a stack.
+
+        py-spy prints ``    name (file:line)``, the innermost first, below ``Thread 7 (idle): "MainThread"``; files of
+        packages with their folders, the script by its name.
+        """
+        threads: list[tuple[str, list[str]]] = []
+        for text in self.text.splitlines():
+            if text.startswith("Thread "):
+                threads.append((text, []))
+            elif threads and text[:1].isspace() and _FRAME.search(text):
+                threads[-1][1].append(text.strip())
+        main = next((frames for head, frames in threads if '"MainThread"' in head and frames), None)
+        if main is None:
+            return None
+        own = [f for f in main if "(<frozen " not in f]
+        script = _FRAME.search(own[-1] if own else main[-1])
+        assert script is not None
+        return main[0], next(f for f in main if f"({script.group(1)}:" in f)
+
 
 @dataclass(frozen=True)
 class Stacks:
@@ -44,15 +67,52 @@ class Stacks:
     problem: str = ""
     hint: str = ""
 
+    @property
+    def gist(self) -> list[str]:
+        """One line a place where ranks are, the place of the fewest first; [] where no stack was read."""
+        places: dict[tuple[str, str], list[int]] = {}
+        for r in self.ranks:
+            if r.at is not None:
+                places.setdefault(r.at, []).append(r.rank)
+        lines = []
+        for (inner, script), ranks in sorted(places.items(), key=lambda x: (len(x[1]), x[1])):
+            who = ngettext("rank {list}", "ranks {list}", len(ranks)).format(list=spans(ranks))
+            where = (
+                inner
+                if inner == script
+                else _("{inner}, called by {script}").format(inner=inner, script=script)
+            )
+            lines.append(_("{who}: {where}").format(who=who, where=where))
+        return lines
+
     def to_json(self) -> dict[str, Any]:
         return {
             "ranks": [
-                {"rank": r.rank, "pid": r.pid, "text": r.text, "problem": r.problem, "command": r.command}
+                {
+                    "rank": r.rank,
+                    "pid": r.pid,
+                    "text": r.text,
+                    "inner": None if r.at is None else r.at[0],
+                    "script": None if r.at is None else r.at[1],
+                    "problem": r.problem,
+                    "command": r.command,
+                }
                 for r in self.ranks
             ],
             "problem": self.problem,
             "hint": self.hint,
         }
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """``0, 2-7``."""
+    parts: list[list[int]] = []
+    for n in sorted(numbers):
+        if parts and n == parts[-1][1] + 1:
+            parts[-1][1] = n
+        else:
+            parts.append([n, n])
+    return listed(str(a) if a == b else f"{a}-{b}" for a, b in parts)
 
 
 def find_tool(python: str | None) -> str | None:

@@ -20,7 +20,7 @@ from textual.events import Key
 from textual.screen import ModalScreen
 
 from dstui.errors import DstuiError
-from dstui.i18n import N_, _
+from dstui.i18n import N_, _, ngettext
 from dstui.runs.causes import CHECKPOINTS
 from dstui.runs.diagnose import Diagnosis
 from dstui.runs.repairs import Repair
@@ -332,7 +332,7 @@ class MonitorScreen(BaseScreen):
             if shot.stage is not None and not replayed:
                 facts.append(f"ZeRO {shot.stage}")
             if shot.world_size and not replayed:
-                facts.append(_("{n} ranks").format(n=shot.world_size))
+                facts.append(ngettext("{n} rank", "{n} ranks", shot.world_size).format(n=shot.world_size))
             if self._look is not None and self._look.speed is not None:
                 facts.append(
                     _("replay x{speed:g} {share} %").format(

@@ -191,6 +191,8 @@ def stacks_page(found: Stacks | None, cells: int, g: Glyphs) -> list[Line]:
     if found.problem:
         rows += wrapped(found.problem, cells - 2, "warn", " ", cut=g.cut)
         rows += wrapped(found.hint, cells - 2, "", " ", cut=g.cut) if found.hint else []
+    for text in found.gist:
+        rows += wrapped(text, cells - 2, "strong", " ", cut=g.cut)
     for r in found.ranks:
         rows.append(rule(_("rank {n}, pid {pid}").format(n=r.rank, pid=r.pid), cells, g))
         if r.problem:
