@@ -210,7 +210,9 @@ def _numbers(p: Progress) -> list[Alert]:
 
 
 def slower(p: Progress, stands: bool) -> Alert | None:
-    """The last steps take clearly longer than those before, by medians: an evaluation or a checkpoint is one outlier."""
+    """The last steps take clearly longer than the best stretch before them, by medians: an evaluation or a checkpoint
+    is one outlier. The best stretch that is remembered, so that a run that is joined late tells the same; slow
+    stretches that came and went before are how this run goes."""
     paces = list(p.paces)
     if len(paces) < LEAST_LATEST + LEAST_USUAL:
         return None
@@ -221,13 +223,13 @@ def slower(p: Progress, stands: bool) -> Alert | None:
         return None
     latest = [x.seconds for x in paces[-newest:]]
     before = [x.seconds for x in paces[:-newest]]
-    if stands:  # what was slow already is not what is usual
-        before = before[: max(enough, len(before) // 2)]
-    usual = statistics.median(before)
-    now = statistics.median(latest)
-    if usual <= 0:  # steps of one time stamp: the log's clock stood still, or was set back
+    stretches = (before[n : n + enough] for n in range(len(before) - enough + 1))
+    # steps of one time stamp take nothing: the log's clock stood still, or was set back
+    best = min((s for s in stretches if statistics.median(s) > 0), key=statistics.median, default=None)
+    if best is None:
         return None
-    spread = 1.4826 * statistics.median([abs(x - usual) for x in before])
+    usual, now = statistics.median(best), statistics.median(latest)
+    spread = 1.4826 * statistics.median([abs(x - usual) for x in best])
     factor = SLOWER_STAYS if stands else SLOWER
     if now < factor * usual or now - usual < max(SLOWER_SECONDS, (2 if stands else 6) * spread):
         return None
@@ -236,6 +238,9 @@ def slower(p: Progress, stands: bool) -> Alert | None:
     start = len(paces) - newest
     while start and paces[start - 1].seconds >= SLOWER_STAYS * usual:  # it may be seen late
         start -= 1
+    slow = sum(x.seconds >= SLOWER_STAYS * usual for x in paces[:start])
+    if not stands and slow > 0.2 * start:
+        return None
     first = paces[start]
     values = {"usual": _round(usual), "now": _round(now), "factor": round(now / usual, 1)}
     return Alert("slower", "warn", first.at, first.step, values=values)
@@ -300,6 +305,11 @@ def _climb(
     return (gained, left) if left < (2.0 if stands else 1.0) * CLIMB_LEFT else None
 
 
+def _at_the_end(points: Sequence[tuple[float, float]]) -> float:
+    """Of the last quarter: in the very last sample of a run that ends the ranks may be gone."""
+    return max(y for _t, y in points[-max(1, len(points) // 4) :])
+
+
 def climbs(samples: Sequence[Sample], now: float, p: Progress, stands: frozenset[str]) -> list[Alert]:
     """Memory that grows with the steps until it is full: of a card, or of all ranks on the host."""
     first = p.seen.get("step")
@@ -324,13 +334,13 @@ def climbs(samples: Sequence[Sample], now: float, p: Progress, stands: frozenset
     for index, points in cards.items():
         rise = _climb(points, sizes[index], sizes[index] - points[-1][1], "gpu-memory-climbs" in stands)
         if rise is not None and (worst is None or rise[1] < worst[0]):
-            worst = (rise[1], index, rise[0], points[-1][1])
+            worst = (rise[1], index, rise[0], _at_the_end(points))
     if worst is not None:
         left, index, gained, used = worst
         found.append(_climbing("gpu-memory-climbs", window[0].t, gained, left, used, sizes[index], 1, index))
     rise = _climb(host, capacity, capacity - others, "host-memory-climbs" in stands) if host else None
     if rise is not None:
-        found.append(_climbing("host-memory-climbs", window[0].t, *rise, host[-1][1], capacity, 4))
+        found.append(_climbing("host-memory-climbs", window[0].t, *rise, _at_the_end(host), capacity, 4))
     return found
 
 

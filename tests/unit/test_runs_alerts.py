@@ -199,6 +199,20 @@ def test_a_line_every_ten_steps_tells_it_as_well() -> None:
     assert slower(run(*usual, 9.0, 0.5, 9.0, 0.5), False) is None, "two checkpoints"
 
 
+def test_a_run_that_is_joined_late_tells_the_same() -> None:
+    usual = [0.5 + 0.02 * (n % 3) for n in range(40)]
+    for late in (8, 30, 60, 150):
+        found = slower(paces([*usual, *[1.1 + 0.01 * (n % 2) for n in range(late)]]), False)
+        assert found is not None and found.step == 41 and found.values["usual"] == 0.52, late
+
+
+def test_slow_stretches_that_come_and_go_are_how_a_run_goes() -> None:
+    cycle = [0.5] * 30 + [1.2] * 12
+    values = cycle * 5
+    said = [end for end in range(40, len(values)) if slower(paces(values[:end]), False) is not None]
+    assert said and max(said) <= 2 * len(cycle), "news the first time, not after that"
+
+
 def test_steps_of_one_time_stamp_are_no_pace() -> None:
     """A log whose clock stands still, or was set back, gives intervals of nothing."""
     assert slower(paces([0.0] * 60 + [1.1] * 8), False) is None
@@ -248,6 +262,10 @@ def test_memory_that_climbs_until_it_is_full() -> None:
     assert set(found) == {"gpu-memory-climbs", "host-memory-climbs"}
     assert "memory of GPU 0 climbs" in found["gpu-memory-climbs"].text
     assert found["host-memory-climbs"].checkpoint == 4
+    gone = feed.sample([(0, ""), (0, "")], rss=[0.0, 0.0])
+    for _n in range(5):
+        gone = feed.sample([(0, ""), (0, "")], rss=[0.0, 0.0])
+    assert "13.0 of 100.0 GiB" in gone["host-memory-climbs"].text, "the ranks of a run that ends are gone"
     assert climbing(feed, 400, (46, 46), (10, 10)) == {}
 
 
