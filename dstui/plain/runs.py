@@ -105,7 +105,7 @@ def table(rows: list[dict[str, Any]], now: float | None = None) -> str:
                 row["run"],
                 state_word(row["state"]),
                 _("{time} ago").format(time=duration(max(0.0, now - row["created_at"]))),
-                duration(end - begun) if end is not None else "?",
+                duration(max(0.0, end - begun)) if end is not None else "?",
                 str(row["world_size"] or "?"),
                 "".join(c if c.isprintable() else "?" for c in name),  # a script may be called anything
             )

@@ -69,6 +69,8 @@ def stop(run: RunDir, now: bool = False, timeout: float | None = STOP_SECONDS) -
     if look.supervisor is False:
         if run.has_ended():
             return Stopped(True, store.state(run), already=True)
+        if store.rebooted(run):
+            return Stopped(True, "lost", already=True)
         if not look.here:
             raise DstuiError(
                 _("run {id} is lost: its supervisor on {host} is gone").format(
@@ -189,10 +191,14 @@ def _user() -> str:
 def orphans(run: RunDir) -> list[Process]:
     """Living processes of a run whose supervisor is dead: they carry its id in their environment.
 
-    The last heartbeat's identities are added, for processes whose environment cannot be read.
+    The last heartbeat's identities are added where they mean something, for processes whose environment cannot be
+    read.
     """
     found = dict.fromkeys(marked(run.id))
-    beat = run.heartbeat or {}
+    try:
+        beat = (run.heartbeat or {}) if run.place() == here() else {}
+    except DstuiError:
+        beat = {}  # its manifest is damaged: nobody knows where its pids mean something
     for entry in beat.get("processes", ()):
         if isinstance(entry, list) and len(entry) == 2:
             process = Process(int(entry[0]), int(entry[1]))

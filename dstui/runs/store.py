@@ -468,6 +468,11 @@ def find_run(
     )
 
 
+def rebooted(run: RunDir) -> bool:
+    """Whether this very host was started anew since: nothing of the run lives, and its pids mean nothing."""
+    return run.place().host == here().host and run.place().boot_id != here().boot_id
+
+
 def liveness(run: RunDir) -> Liveness:
     """Compare host, boot id, pid namespace, pid and start time; a heartbeat's age for another host."""
     beat = run.heartbeat
@@ -476,8 +481,7 @@ def liveness(run: RunDir) -> Liveness:
         age = max(0.0, time.time() - float(beat["t"]))
     if run.place() != here():
         gone = age is not None and age > HEARTBEAT_LOST
-        rebooted = run.place().host == here().host and run.place().boot_id != here().boot_id
-        dead = False if gone or rebooted else None
+        dead = False if gone or rebooted(run) else None
         return Liveness(False, dead, dead, age)
     supervisor, launcher = run.process("supervisor"), run.process("launcher")
     return Liveness(

@@ -22,8 +22,8 @@ from dstui.plain import stop as stop_verb
 from dstui.plain.runs import summary, table
 from dstui.runs import store
 from dstui.runs.adopt import adopt, adopt_lost
-from dstui.runs.control import remove, stop
-from dstui.runs.processes import alive, descendants, marked, send
+from dstui.runs.control import orphans, remove, stop
+from dstui.runs.processes import alive, descendants, identify, marked, send
 from dstui.runs.spec import RunSpec
 from dstui.runs.start import start
 from dstui.runs.store import RunDir
@@ -144,7 +144,9 @@ def test_what_it_leaves_behind_is_ended_and_said(begin: Callable[..., RunDir]) -
     shot = view.poll()
     view.close()
     assert shot.ending is not None
-    assert f"1 process that it left behind was ended: sleep ({last['leftovers'][0]['pid']})" in shot.ending.text
+    assert (
+        f"1 process that it left behind was ended: sleep ({last['leftovers'][0]['pid']})" in shot.ending.text
+    )
     assert not Path(f"/proc/{last['leftovers'][0]['pid']}").exists()
 
 
@@ -540,6 +542,31 @@ def test_runs_of_another_host_are_not_adopted(begin: Callable[..., RunDir]) -> N
     stop(run, now=True)
 
 
+def test_after_a_reboot_nothing_of_a_run_is_looked_for(
+    begin: Callable[..., RunDir], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Pids and start times count from the boot: after another one a stranger may have both."""
+    run = begin("print('up', flush=True)\nimport time; time.sleep(600)")
+    says(run, "up")
+    lost(run)
+    for p in marked(run.id):
+        send(p, signal.SIGKILL)
+    with subprocess.Popen(["sleep", "600"]) as stranger:
+        same = identify(stranger.pid)
+        assert same is not None
+        store.write_json(run.heartbeat_path, {"t": time.time(), "processes": [[same.pid, same.start]]})
+        manifest = run.manifest
+        store.write_json(run.manifest_path, manifest | {"boot_id": "the one before"})
+        assert orphans(run) == []
+        assert cli.main(["stop", run.id]) == 0 and "had ended: lost" in capsys.readouterr().out
+        run.manifest_path.write_text("")  # and where nobody can tell which boot it was
+        assert orphans(run) == [] and stop(run, now=True).already
+        assert stranger.poll() is None
+        store.write_json(run.manifest_path, manifest | {"boot_id": "the one before"})
+        assert cli.main(["rm", run.id]) == 0
+        stranger.kill()
+
+
 PRINTS = """
 import os, sys, time
 n = 0
@@ -568,7 +595,7 @@ def test_training_goes_on_when_the_state_disk_is_full(tmp_path: Path) -> None:
 import json, os, sys, time
 from pathlib import Path
 from dstui.facts.model import Facts, Interpreter
-from dstui.runs.control import remove, stop
+from dstui.runs.control import orphans, remove, stop
 from dstui.runs.spec import RunSpec
 from dstui.runs.start import start
 
