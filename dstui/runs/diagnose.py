@@ -138,7 +138,8 @@ class _Case:
             if sum(self.survived(f.offset) for f, dies in zip(found, fatal, strict=True) if dies) >= SURVIVED:
                 found = [f for f, dies in zip(found, fatal, strict=True) if not dies]
         if not self.of("rank_exit") and self.outcome != "failed":
-            found = [f for f in found if not f.aside]  # its process went on, to a good end for all we know
+            # their process went on, to a good end for all we know
+            found = [f for f in found if not f.aside and not _by_the_way(f)]
         return [
             f for f in found if not (self.survived(f.offset) and (_caught(f) or self._far_behind(f.offset)))
         ]
@@ -720,6 +721,14 @@ def _caught(f: Failure) -> bool:
     return not f.frames or f.frames[0].function not in ("<module>", "_run_module_as_main")
 
 
+_SERVICES = re.compile(r"/(?:wandb|swanlab|mlflow|comet_ml|clearml|trackio|aim|tensorboard|neptune)/")
+
+
+def _by_the_way(f: Failure) -> bool:
+    """Printed by a service that only watches the training, in a thread of its own."""
+    return bool(f.frames) and _caught(f) and all(_SERVICES.search(x.file) for x in f.frames)
+
+
 _WRAPPERS = ("ChildFailedError", "SystemExit", "KeyboardInterrupt", "SignalException", "CalledProcessError",
              "ProcessRaisedException", "ProcessExitedException", "ActorDiedError", "RayActorError", "WorkerCrashedError")  # fmt: skip
 """What launchers raise because a rank failed."""
@@ -937,6 +946,8 @@ def _name(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list[Re
                 )
             )
         return Named("DR704", certainty, f.message), fixes
+    if said is None and _unlike(f):
+        return Named("DR714", certainty, _at(f)), []
     if said is not None and said.code == "DR508" and _on_cpu(case):
         detail = _first_line(text) + "; " + _("DeepSpeed found no card and works on the CPU")
         return Named("DR707", certainty, detail), []
@@ -997,6 +1008,24 @@ _CPU_ACCELERATOR = re.compile(r"Setting ds_accelerator to cpu|deepspeed_shm_comm
 
 def _on_cpu(case: _Case) -> bool:
     return any(_CPU_ACCELERATOR.search(line.text) for line in case.tail[:SPOKEN_LINES])
+
+
+_PACKAGES = re.compile(
+    r"/(?:site|dist)-packages/(?:torch|transformers|accelerate|deepspeed|peft|trl|datasets|swift|llamafactory|lightning|"
+    r"pytorch_lightning|bitsandbytes|flash_attn|liger_kernel|unsloth|vllm)/"
+)
+
+
+def _unlike(f: Failure) -> bool:
+    """One package calls another with an argument, or by a name, that its release does not have."""
+    if f.short == "AttributeError" and re.search(
+        r"module '(?:torch|transformers|numpy)\b[^']*' has no attribute", f.message
+    ):
+        return True
+    last = f.frames[-1].file if f.frames else ""
+    return (
+        f.short == "TypeError" and "unexpected keyword argument" in f.message and bool(_PACKAGES.search(last))
+    )
 
 
 _LOADER = re.compile(r"/torch/utils/data/(?:dataloader|_utils/\w+)\.py")

@@ -143,6 +143,7 @@ MESSAGES: tuple[Message, ...] = (
          r"GPU (?:is lost|has fallen off the bus)|NVRM: Xid|Unable to determine the device handle for GPU",
          "uncorrectable", "unspecified launch", "illegal instruction", "hardware stack", "gpu is lost", "fallen off", "xid",
          "device handle", weight=73),  # the signal that ends the rank comes after it
+    _say("DR707", r"nvrtc: error: invalid value for --gpu-architecture", "gpu-architecture", weight=76),  # after 400 lines of source
     _say("DR707", r"No CUDA GPUs are available|invalid device ordinal|no CUDA-capable device|CUDA-capable devices? are busy or unavailable|driver version is insufficient|"
          r"Found no NVIDIA driver|ProcessGroupNCCL is only supported with GPUs|NVIDIA driver on your system is too old|device >= 0 && device < num_gpus|"
          r"no kernel image is available|CUDA driver initialization failed|Torch not compiled with CUDA enabled|"

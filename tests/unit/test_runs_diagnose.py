@@ -668,3 +668,46 @@ def test_an_assertion_on_the_card_comes_before_the_signal_that_follows(said: str
     for end in (ended, "srun: error: n1: task 0: Aborted (core dumped)\n"):
         found = diagnose(said + "\n" + end, text=True)
         assert found.cause is not None and found.cause.code == "DR801"
+
+
+def test_a_service_that_watches_is_no_part_of_the_training() -> None:
+    """wandb's own log of a run, and the same words in the run's."""
+    thread = (
+        "2025-03-02 10:11:32,709 WARNING MsgRouterThr:360778 [router.py:message_loop():77] message_loop has been closed\n"
+        "Traceback (most recent call last):\n"
+        '  File "/v/site-packages/wandb/sdk/interface/router_sock.py", line 28, in _read_message\n    resp = self._read()\n'
+        "wandb.sdk.lib.sock_client.SockClientClosedError\n"
+    )
+    assert diagnose(thread, text=True).cause is None
+    assert diagnose(STEPS + thread, text=True).cause is None
+    died = "[2025-11-03 08:14:00,200] [ERROR] [launch.py:341:sigkill_handler] ['p', '--local_rank=0'] exits with return code = 1\n"
+    found = diagnose(STEPS + thread + died, text=True)
+    assert found.cause is not None and found.cause.code == "DR710"  # nothing else was said
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "frame", "code"),
+    [
+        ("TypeError", "Accelerator.__init__() got an unexpected keyword argument 'dispatch_batches'", "transformers/trainer.py", "DR714"),
+        ("AttributeError", "module 'numpy' has no attribute 'object'", "tensorboard/compat.py", "DR714"),
+        ("AttributeError", "module 'utils' has no attribute 'rows'", "data/load.py", "DR710"),
+    ],
+)  # fmt: skip
+def test_packages_that_do_not_fit_each_other(kind: str, message: str, frame: str, code: str) -> None:
+    found = diagnose(traceback(kind, message, (frame, "f")), text=True)
+    assert found.cause is not None and found.cause.code == code
+    own = f'Traceback (most recent call last):\n  File "/w/train.py", line 3, in <module>\n    f()\n{kind}: {message}\n'
+    if kind == "TypeError":  # the script's own call
+        found = diagnose(own, text=True)
+        assert found.cause is not None and found.cause.code == "DR710"
+
+
+def test_a_torch_that_is_older_than_the_card() -> None:
+    source = "".join(f"  #define LINE_{n} 256\n" for n in range(400))
+    text = (
+        'Traceback (most recent call last):\n  File "/w/train.py", line 3, in <module>\n    f()\nRuntimeError:\n'
+        + source
+        + "nvrtc: error: invalid value for --gpu-architecture (-arch)\n"
+    )
+    found = diagnose(text, text=True)
+    assert found.cause is not None and found.cause.code == "DR707"
