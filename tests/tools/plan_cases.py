@@ -1,7 +1,7 @@
 """The cases of docs/plan.md, as the verb answers them.
 
     python tests/tools/plan_cases.py            print every block
-    python tests/tools/plan_cases.py --write    write them into docs/plan.md and docs/zh/plan.md again
+    python tests/tools/plan_cases.py --write    write them into docs/plan.md and docs/zh/plan.md again, each in its language
 
 A block is the command line, the verdict, and those lines of the answer that decide (the rest is left out).
 """
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parent.parent.parent
-PAGES = (REPO / "docs" / "plan.md", REPO / "docs" / "zh" / "plan.md")
+PAGES = {"en": REPO / "docs" / "plan.md", "zh": REPO / "docs" / "zh" / "plan.md"}
 COMMANDS = (
     "dstui plan --model llama-2-7b --lora-rank 16 --gpus 1x4090 --ram 64GiB",
     "dstui plan --model llama-2-7b --gpus 4x4090 --ram 256GiB",
@@ -37,21 +37,23 @@ SHOWN = (
 )  # fmt: skip
 
 
-def block(command: str) -> str:
+def block(command: str, language: str = "en") -> str:
     """``$ command`` and the deciding lines of its answer."""
     sys.path.insert(0, str(REPO))
     from dstui.cli import main
+    from dstui.i18n import _
 
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-        main([*command.split()[1:], "--deepspeed", "0.19.8", "--no-calibration", "--lang", "en"])
+        main([*command.split()[1:], "--deepspeed", "0.19.8", "--no-calibration", "--lang", language])
+    chosen, others = _("Chosen"), (_("What would fit"), _("Also possible"))
     lines: list[str] = []
     section, shown = "", True
     for line in said.getvalue().splitlines():
         if re.match(r"\S", line):
             section = section if not lines else line
-            shown = not lines or line in ("What would fit", "Also possible")
-        elif section == "Chosen" and re.match(r"  \S", line):
+            shown = not lines or line in others
+        elif section == chosen and re.match(r"  \S", line):
             shown = line.split()[0].rstrip(":") in SHOWN
         if shown and line:
             lines.append(line)
@@ -79,8 +81,7 @@ def write(page: Path, blocks: dict[str, str]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--write"]:
-        made = {c: block(c) for c in COMMANDS}
-        for each in PAGES:
-            write(each, made)
+        for each, its_page in PAGES.items():
+            write(its_page, {c: block(c, each) for c in COMMANDS})
     else:
         print("\n\n".join(block(c) for c in COMMANDS))

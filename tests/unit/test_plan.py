@@ -410,18 +410,17 @@ def test_the_page_shows_what_the_verb_says() -> None:
     """Words, not figures: those move with every refinement of the estimate (``plan_cases.py --write``)."""
     from tests.tools.plan_cases import COMMANDS, PAGES, block, written
 
-    if not PAGES[0].exists():
+    if not PAGES["en"].exists():
         pytest.skip("the documentation is not here")
 
     def words(text: str) -> list[str]:
         return re.sub(r"[\d.]+", "0", text).split()
 
-    for page in PAGES:
+    for page in PAGES.values():
         blocks = written(page)
         assert [b.partition("\n")[0][2:] for b in blocks] == list(COMMANDS)
         assert all(len(b.splitlines()) > 2 for b in blocks)
-    assert written(PAGES[0]) == written(PAGES[1])
-    for shown in written(PAGES[0])[:4]:
+    for shown in written(PAGES["en"])[:4]:
         command = shown.partition("\n")[0][2:]
         assert words(block(command)) == words(shown), command
 
