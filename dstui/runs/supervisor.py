@@ -80,6 +80,11 @@ NODE_GRACE_SECONDS = 30.0
 LOOK_SECONDS = 0.5
 LOW_DISK = 64 << 20
 RESERVE = 16 << 10
+IGNORED = (
+    signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGCHLD, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF,
+    signal.SIGIO, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU,
+)  # fmt: skip
+"""What would end or stop the supervisor and means nothing to it; some of them wake it."""
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _FALLOC_FL_PUNCH_HOLE, _FALLOC_FL_KEEP_SIZE = 2, 1  # linux/falloc.h
 _LOG_HEAD = 4 << 20
@@ -400,7 +405,7 @@ class Supervisor:
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         self.selector.register(read_end, selectors.EVENT_READ, None)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited by launcher and ranks on purpose
-        for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGCHLD):
+        for number in IGNORED:
             signal.signal(number, lambda *_: None)
         for number in (signal.SIGTERM, STOP_NOW):
             signal.signal(number, self._on_stop)
@@ -1066,7 +1071,7 @@ class Supervisor:
         code = self.launcher_code
         assert code is not None
         at_exit = [w for w in self.watched.values() if w.rank is not None and w.ended_at is None]
-        stopped = self.stop is not None and not self.stop.failed  # a stop that comes now finds a run that is over
+        stopped = self.stop is not None and not self.stop.failed  # one that comes now finds a run that is over
         self.end_on_nodes()
         self.end_leftovers()
         with contextlib.suppress(OSError):

@@ -215,6 +215,50 @@ def test_shutdown_of_the_machine_is_a_stop(begin: Callable[..., RunDir]) -> None
     assert ended(run, 10)["stopped_by"] == {"signal": "SIGTERM", "to": "supervisor"}
 
 
+def test_no_signal_but_kill_takes_the_supervisor(begin: Callable[..., RunDir]) -> None:
+    run = begin("import time\nwhile True: print('on', flush=True); time.sleep(0.1)\n")
+    says(run, "on")
+    supervisor = run.process("supervisor")
+    assert supervisor is not None
+    for name in [
+        "HUP",
+        "INT",
+        "QUIT",
+        "PIPE",
+        "USR1",
+        "ALRM",
+        "VTALRM",
+        "PROF",
+        "IO",
+        "TSTP",
+        "TTIN",
+        "TTOU",
+        "WINCH",
+        "CONT",
+        "XFSZ",
+        "URG",
+    ]:
+        send(supervisor, signal.Signals[f"SIG{name}"])
+    size = run.out_log.stat().st_size
+    until(lambda: run.out_log.stat().st_size > size)
+    beat = (run.heartbeat or {})["t"]
+    until(lambda: (run.heartbeat or {})["t"] > beat)
+    assert alive(supervisor) and store.state(run) == "running"
+
+
+def test_a_frozen_supervisor_obeys_once_it_goes_on(begin: Callable[..., RunDir]) -> None:
+    run = begin("import time; time.sleep(600)")
+    supervisor = run.process("supervisor")
+    assert supervisor is not None
+    send(supervisor, signal.SIGSTOP)
+    try:
+        done = stop(run, timeout=1)
+        assert not done.ended and done.state == "running"
+    finally:
+        send(supervisor, signal.SIGCONT)
+    assert ended(run)["outcome"] == "stopped"
+
+
 def test_lost_is_never_given_a_code(begin: Callable[..., RunDir]) -> None:
     run = begin("import time; print('up', flush=True); time.sleep(99)")
     says(run, "up")
