@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dstui.i18n import _, language, listed, ngettext, phrases
+from dstui.i18n import _, clauses, language, listed, ngettext, phrases
 from dstui.runs.samples import Sample
 from dstui.runs.stall import Stall
 from dstui.runs.state import Progress, Streak
-from dstui.units import GiB, duration, gib
+from dstui.units import GiB, gib
 
 KINDS = (
     "loss-not-finite",
@@ -276,13 +276,20 @@ def throttling(samples: Sequence[Sample], now: float, stands: bool) -> Alert | N
     cards = {i: rows for i, rows in hot.items() if sum(map(bool, rows)) > limit * len(rows)}
     if not cards:
         return None
-    reasons = sorted({r for rows in cards.values() for row in rows for r in row})
     last = {g.index: g for g in window[-1].gpus}
-    heat = [last[i].temperature for i in cards if i in last and last[i].temperature is not None]
-    values: dict[str, Any] = {"cards": tuple(sorted(cards)), "reasons": tuple(reasons)}
-    if heat:
-        values["heat"] = round(max(h for h in heat if h is not None))
-    level = "bad" if {"hw-thermal", "hw-slowdown", "power-brake"} & set(reasons) else "warn"
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for i, rows in sorted(cards.items()):
+        groups.setdefault(tuple(sorted({r for row in rows for r in row})), []).append(i)
+    reasons = {r for group in groups for r in group}
+    heat = {i: last[i].temperature for i in cards if i in last}
+    values: dict[str, Any] = {
+        "reasons": tuple(sorted(reasons)),
+        "groups": tuple(
+            (tuple(found), group, max((h for i in found if (h := heat.get(i)) is not None), default=None))
+            for group, found in groups.items()
+        ),
+    }
+    level = "bad" if {"hw-thermal", "hw-slowdown", "power-brake"} & reasons else "warn"
     return Alert("throttling", level, window[0].t, values=values)
 
 
@@ -455,18 +462,20 @@ def _cards(cards: Sequence[int]) -> str:
 
 
 def _throttled(a: Alert) -> str:
-    heat = a.values.get("heat")
     names = {  # as nvidia-smi -q shows them
         "hw-slowdown": _("HW slowdown"),
         "sw-thermal": _("SW thermal slowdown"),
         "hw-thermal": _("HW thermal slowdown"),
         "power-brake": _("HW power brake slowdown"),
     }
-    return _("{cards} slowed down: {reasons}").format(
-        cards=_cards(a.values["cards"]),
-        reasons=phrases(
-            [listed(names[r] for r in a.values["reasons"]), *([] if heat is None else [f"{heat} C"])]
-        ),
+    return clauses(
+        _("{cards} slowed down: {reasons}").format(
+            cards=_cards(cards),
+            reasons=phrases(
+                [listed(names[r] for r in reasons), *([] if heat is None else [f"{heat:.0f} C"])]
+            ),
+        )
+        for cards, reasons, heat in a.values["groups"]
     )
 
 
@@ -478,7 +487,7 @@ def _climbing_text(a: Alert) -> str:
         gained=v["gained"],
         used=v["used"],
         capacity=gib(v["capacity"]),
-        time=duration(v["minutes"] * 60),
+        time=_("{n} min").format(n=v["minutes"]),
     )
 
 

@@ -243,6 +243,16 @@ def test_throttling_by_heat_is_said_and_a_power_cap_is_not() -> None:
     assert found == {}
 
 
+def test_cards_that_are_slowed_for_different_reasons_are_told_apart() -> None:
+    feed = Feed()
+    for _n in range(40):
+        found = feed.sample([(60, "hw-thermal"), (60, ""), (60, "power-brake,power-cap"), (60, "hw-thermal")])
+    assert found["throttling"].text == (
+        "GPUs 0, 3 slowed down: HW thermal slowdown, 91 C; GPU 2 slowed down: HW power brake slowdown, 91 C"
+    )
+    assert found["throttling"].level == "bad" and "power supply" in found["throttling"].advice
+
+
 def climbing(
     feed: Feed, seconds: int, gpu: tuple[float, float], rss: tuple[float, float]
 ) -> dict[str, Alert]:
