@@ -87,7 +87,7 @@ class Adopter(Supervisor):
             "rank_code": None,
             "first_rank": None,
             "first_node": None,
-            "nodes": self.reach.records() if self.reach is not None else None,
+            "nodes": self.nodes() or None,
             "reason": "its supervisor was killed; the exit code is unknown",
             "ranks": [self.rank_record(w) for w in ranks],
             "leftovers": [],

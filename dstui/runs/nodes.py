@@ -386,10 +386,13 @@ def elsewhere_text(ranks: int, world: int | None, names: Sequence[str]) -> str:
 
 
 def left_behind(records: Any) -> list[dict[str, Any]]:
-    """The records of ``exit.json`` of nodes where something of the run lives, or may live."""
-    if not isinstance(records, list):
-        return []
-    return [r for r in records if isinstance(r, dict) and r.get("host") and r.get("left") != 0]
+    """The records of ``exit.json`` of nodes where something of the run lives, or may live.
+
+    Not those that never let ssh in, or had no Python: nothing was started there.
+    """
+    found = [r for r in records if isinstance(r, dict)] if isinstance(records, list) else []
+    never = [r for r in found if r.get("met") is False and r.get("problem") not in _PASSING]
+    return [r for r in found if r.get("host") and r.get("left") != 0 and r not in never]
 
 
 # -- the environment of the ranks ------------------------------------------------------------------------

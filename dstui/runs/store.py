@@ -105,7 +105,7 @@ _MANIFEST: Mapping[str, tuple[type, ...]] = {
 _EXIT: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("code", "rank_code", "first_rank"), (int,)),
     **dict.fromkeys(("ended_at", "started_at"), _NUMBER),
-    **dict.fromkeys(("outcome", "signal", "reason", "first_node"), (str,)),
+    **dict.fromkeys(("outcome", "signal", "reason", "first_node", "ended_for_node"), (str,)),
     **dict.fromkeys(("ranks", "leftovers", "locks_removed", "nodes"), _ROW),
     **dict.fromkeys(("oom_kills", "stopped_by", "cause"), _TABLE),
 }

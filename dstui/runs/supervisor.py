@@ -380,6 +380,8 @@ class Supervisor:
         self.looked_anew = 0.0
         self.on_this_node: set[Process] = set()
         self.failed_node: tuple[str, float] | None = None
+        self.pdsh_read = 0
+        """Up to where ``out.log`` was searched for pdsh's words."""
         self.foreign: dict[int, Process] = {}
         """Descendants that belong to another run."""
         self.own: dict[Process, int] = {}
@@ -819,10 +821,7 @@ class Supervisor:
         if self.reach is None or self.stop is not None:
             return
         if self.failed_node is None:
-            clients = [w for w in self.watched.values() if w.host is not None]
-            if not any(w.ended_at for w in clients) or all(w.ended_at for w in clients):
-                return
-            failed = node_that_pdsh_lost(self.log.fd, self.reach.hosts)
+            failed = self.node_that_pdsh_lost()
             if failed is not None:
                 self.failed_node = (failed, now)
             return
@@ -846,6 +845,14 @@ class Supervisor:
         with contextlib.suppress(OSError):
             store.write_json(self.run.manifest_path, self.manifest)
             self.event("manifest_restored")
+
+    def node_that_pdsh_lost(self) -> str | None:
+        """The first node whose ssh ended with another code than 0, as pdsh says at once (Debian's 2.34)."""
+        data = os.pread(self.log.fd, 4 << 20, self.pdsh_read)
+        data = data[: data.rfind(b"\n") + 1]
+        self.pdsh_read += len(data)
+        m = _PDSH_CODE.search(data)
+        return None if m is None or self.reach is None else host_named(m.group(1), self.reach.hosts)
 
     def look_at_disk(self) -> None:
         try:
@@ -970,7 +977,7 @@ class Supervisor:
                 self.enter(stop, "KILL", now)
             elif stop.stage == "KILL" and now - stop.stage_since > LEFTOVER_SECONDS / 2:
                 self.kill_launcher()  # it had time to end by itself
-        elif reach.silent and now - stop.stage_since > SILENT_SECONDS:
+        elif reach.silent and (reach.hopeless or now - stop.stage_since > SILENT_SECONDS):
             if stop.stage == "KILL":
                 self.kill_launcher()
             else:
@@ -1061,6 +1068,10 @@ class Supervisor:
         if not reach.clear:
             self.event("nodes_not_clear", nodes=reach.records())
 
+    def nodes(self) -> list[dict[str, Any]]:
+        """What is known of each node at the end; [] for a run on one machine."""
+        return [] if self.reach is None else self.reach.records()
+
     def until_told(self, reach: Reach) -> None:
         while reach.busy:
             self.wait(STOPPING_TICK)
@@ -1087,7 +1098,7 @@ class Supervisor:
         node = None
         if self.reach is not None:
             node, code_there = first_node_to_fail(self.log.fd, self.reach.hosts)
-            gone = [r["host"] for r in self.reach.records() if r["problem"] is not None]
+            gone = [r["host"] for r in self.nodes() if r["problem"] is not None and r["met"]]
             if gone:
                 node, code_there = gone[0], None  # it could not say so itself
             elif node is None and self.failed_node is not None:
@@ -1109,6 +1120,8 @@ class Supervisor:
             reason = self.reason(code, rank_code, first, parents, at_exit)
             if node is not None:
                 reason = f"on node {node}: {reason}"
+                said = next((r["detail"] for r in self.nodes() if r["host"] == node), None)
+                reason += f"; ssh to it says: {said}" if said else ""
         data = {
             "schema_version": store.SCHEMA_VERSION,
             "outcome": outcome,
@@ -1118,7 +1131,8 @@ class Supervisor:
             "rank_code": rank_code,
             "first_rank": first.rank if first is not None else None,
             "first_node": node if outcome == "failed" else None,
-            "nodes": self.reach.records() if self.reach is not None else None,
+            "nodes": self.nodes() or None,
+            "ended_for_node": self.stop.by.get("node") if self.stop and self.stop.failed else None,
             "reason": reason,
             "ranks": [self.rank_record(w) for w in ranks],
             "leftovers": self.leftovers,
@@ -1334,13 +1348,6 @@ def first_node_to_fail(fd: int, hosts: Sequence[str], tail: int = 4 << 20) -> tu
 
 
 _PDSH_CODE = re.compile(rb"(?m)^pdsh@[^:\s]+: (\S+): ssh exited with exit code [1-9]")
-
-
-def node_that_pdsh_lost(fd: int, hosts: Sequence[str], tail: int = 64 << 10) -> str | None:
-    """The first node whose ssh ended with another code than 0, as pdsh says at once (Debian's 2.34)."""
-    size = os.fstat(fd).st_size
-    m = _PDSH_CODE.search(os.pread(fd, tail, max(0, size - tail)))
-    return None if m is None else host_named(m.group(1), hosts)
 
 
 def host_named(name: bytes, hosts: Sequence[str]) -> str | None:
