@@ -194,7 +194,15 @@ def begin(spec: RunSpec, facts: Facts, args: argparse.Namespace) -> RunDir | Non
             return None
     else:
         show(tuple(dataclasses.replace(p, severity="warning") for p in rank_problems(spec, facts)))
-    return start(spec, facts, preflight=False)
+    started = start(spec, facts, preflight=False)
+    config = started.manifest.get("config") or {}
+    if config.get("how") == "remembered":  # somebody named it once: if that was wrong, it stays wrong
+        options = " ".join(config.get("options") or ())
+        text = _("the config goes in by {options}, as {script} got it before").format(
+            options=options, script=spec.script
+        )
+        print(text, file=sys.stderr)
+    return started
 
 
 def as_json(problems: tuple[Problem, ...]) -> list[dict[str, str]]:

@@ -75,6 +75,15 @@ def test_wait_tells_the_fate(work: Path, capfd: pytest.CaptureFixture[str]) -> N
     assert f"dstui diagnose {store.list_runs()[0].id}" in out
 
 
+def test_a_remembered_option_is_said(work: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (work / "ds.json").write_text('{"train_batch_size": 1}')
+    command = [*RUN, "--no-preflight", "--config", "ds.json", "--", "short.py"]
+    _code, _out, err = dstui(capfd, *command, "--cfg", "{config}")
+    assert "--cfg" not in err
+    _code, _out, err = dstui(capfd, *command)
+    assert "the config goes in by --cfg {config}, as short.py got it before" in err
+
+
 def test_of_runs_of_one_name_the_newest_is_read(work: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (work / "other.py").write_text("print('four')\n")
     old = begin(capfd, "--name", "mine", "--", "short.py")
