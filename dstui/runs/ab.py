@@ -187,7 +187,9 @@ def find(reference: str = "last") -> AbDir:
     found = there[:1] if reference == "last" else [p for p in there if p.name.startswith(reference)]
     if len(found) != 1:
         raise DstuiError(
-            _("'{name}' names {n} A/Bs").format(name=reference, n=len(found)),
+            _("'{name}' names {n} A/Bs").format(name=reference, n=len(found))
+            if found
+            else _("there is no A/B '{name}'").format(name=reference),
             listed(p.name for p in (found or there)[:10]),
         )
     return AbDir(found[0])
