@@ -147,6 +147,30 @@ def test_the_probe_wins(tmp_path: Path) -> None:
     assert statistics.median(found.tokens) == 400  # two ranks of 100 tokens in half a second
 
 
+def test_the_last_step_is_the_probe_s_where_the_script_says_less(tmp_path: Path) -> None:
+    """A script that counts from 0, and whose line is seen only by the next sample."""
+    lines = [(10.5 + n, f"step {n} loss 2.5") for n in range(8)]
+    probe = [
+        {"event": "step", "t": BEGIN + 9.5 + n, "step": n, "seconds": 0.5, "by": "cuda"} for n in range(1, 9)
+    ]
+    assert read(make(tmp_path / "a", lines, probe=probe)).total == 8
+
+
+def test_timers_count_the_steps_where_no_other_line_does(tmp_path: Path) -> None:
+    """0.18.9 with wall_clock_breakdown: two lines a step and no step line (recorded from a real run)."""
+    lines = [
+        (10 + n, text)
+        for n in range(1, 13)
+        for text in (
+            "[Rank 0] time (ms) | fwd_microstep: 0.91 | bwd_microstep: 9.17 | bwd_allreduce_microstep: 7.92",
+            "[Rank 0] time (ms) | fwd: 1.00 | bwd: 9.00 | bwd_inner: 1.23 | bwd_allreduce: 5.00 | step: 10.00",
+        )
+    ]
+    found = read(make(tmp_path / "a", lines))
+    assert found.reduction == pytest.approx(0.25) and found.source == "timers"
+    assert found.step_time == pytest.approx(0.02) and len(found.steps) == 11
+
+
 def comm(op: str, milliseconds: float) -> str:
     return f"[{stamp(BEGIN)}] [INFO] [logging.py:1:log_dist] [Rank 0] comm op: {op} | time (ms): {milliseconds:.2f} | msg size: 32.0 KB | algbw (Gbps): 0.01 | busbw (Gbps): 0.01"
 

@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 from dstui.runs import probe
-from dstui.runs.measured import read_probe
+from dstui.runs.command import Command
+from dstui.runs.measured import equip, read_probe
+from dstui.runs.spec import RunSpec
+from dstui.runs.store import RunDir
 
 SOURCE = Path(probe.__file__).read_text(encoding="utf-8")
 RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
@@ -242,3 +245,40 @@ print([n for _handle, n in Nvml().cards().values()], [g.memory_used for g in ses
     assert done.returncode == 0, done.stderr
     seen = [used << 20, (used - 20000 + 4) << 20]
     assert done.stdout.strip() == f"{seen} {seen}"
+
+
+@pytest.mark.parametrize(
+    ("comms", "level"),
+    [
+        ({"enabled": True, "verbose": True}, "INFO"),
+        ({"enabled": True, "verbose": False}, "WARNING"),
+        ({"enabled": False, "verbose": True}, "WARNING"),
+        (None, "WARNING"),
+    ],
+)
+def test_a_logger_of_warnings_talks_where_the_config_asks_for_lines(
+    tmp_path: Path, comms: dict[str, bool] | None, level: str
+) -> None:
+    """0.17.6-0.19.2 make it so (utils/logging.py); nothing else of the script's logging changes."""
+    run = RunDir(tmp_path / "run")
+    config = json.dumps({} if comms is None else {"comms_logger": comms})
+    command = Command((), {}, ".", "python", sys.executable, 1, 1, None, None, files={"config.json": config})
+    equipped = equip(command, RunSpec(script="x.py", measure=3), run, {})
+    folder = run.path / "probe"
+    folder.mkdir(parents=True)
+    for name in ("sitecustomize.py", "settings.json"):
+        (folder / name).write_text(equipped.files[f"probe/{name}"])
+    own = tmp_path / "own" / "deepspeed" / "runtime"
+    own.mkdir(parents=True)
+    (own.parent / "__init__.py").write_text(
+        "import logging\nlogger = logging.getLogger('DeepSpeed')\nlogger.setLevel(logging.WARNING)\n"
+        "handler = logging.StreamHandler()\nhandler.setLevel(logging.WARNING)\nlogger.addHandler(handler)\n"
+    )
+    (own / "__init__.py").write_text("")
+    (own / "engine.py").write_text("class DeepSpeedEngine:\n    pass\n")
+    code = (
+        "import logging, deepspeed.runtime.engine\nlogger = logging.getLogger('DeepSpeed')\n"
+        "print(*{logging.getLevelName(x.level) for x in [logger, *logger.handlers]}, logging.getLogger().level)"
+    )
+    done = python(folder, code, path=str(tmp_path / "own"))
+    assert done.stdout.split() == [level, "30"], done.stderr
