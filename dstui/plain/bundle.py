@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from dstui.errors import Exit
-from dstui.i18n import _, ngettext
+from dstui.i18n import _, listed, ngettext
 from dstui.plain.which import run_to_read
 from dstui.runs.bundle import pack
 
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         ).format(path=done.path, n=len(done.files), size=-(-done.size // 1000), hidden=done.redacted)
     )
     if done.left_out:
-        print(_("not all of it found room: {names}").format(names=", ".join(done.left_out[:5])))
+        print(_("not all of it found room: {names}").format(names=listed(done.left_out[:5])))
     print(_("look into it before you give it away: a log may hold more than names tell"))
     print(_("look at it anywhere: dstui watch --replay {path}, dstui diagnose {path}").format(path=done.path))
     return Exit.OK

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dstui.config import schema as schemas
 from dstui.config.document import MAX_SIZE, Document, read
 from dstui.errors import DstuiError, Exit
-from dstui.i18n import _
+from dstui.i18n import _, clauses
 from dstui.rules import engine as checking
 from dstui.rules import registry
 from dstui.rules.diagnostic import FileReport, Severity
@@ -267,7 +267,7 @@ def _fix(path: str, report: FileReport, options: checking.Options) -> FileReport
         kept = save(path, document.text)
         for line in difference(before.text, document.text, path).splitlines():
             print(line, file=sys.stderr)
-        print(_("{path}: fixed: {titles}").format(path=path, titles="; ".join(done)), file=sys.stderr)
+        print(_("{path}: fixed: {titles}").format(path=path, titles=clauses(done)), file=sys.stderr)
         if kept is not None:
             print(_("the old file is {path}").format(path=kept), file=sys.stderr)
     else:

@@ -9,7 +9,7 @@ from dstui.errors import Exit
 from dstui.facts.advice import install_advice, lacks
 from dstui.facts.describe import facts_for
 from dstui.facts.model import UNLIMITED, Facts, Gpu, Host, Interpreter
-from dstui.i18n import _, ngettext
+from dstui.i18n import _, listed, ngettext, phrases
 from dstui.plain.columns import pad, wrap
 from dstui.units import MiB, gib
 
@@ -137,7 +137,7 @@ def _one_gpu(page: _Page, facts: Facts, gpu: Gpu, position: int) -> None:
         parts.append(gib(gpu.memory_total))
     if gpu.compute_capability:
         parts.append("sm_{}{}".format(*gpu.compute_capability))
-    page.row(str(gpu.index), ", ".join(parts))
+    page.row(str(gpu.index), phrases(parts))
     if facts.source == "described":
         return
     details = []
@@ -161,7 +161,7 @@ def _one_gpu(page: _Page, facts: Facts, gpu: Gpu, position: int) -> None:
     elif gpu.mig_enabled:
         details.append(_("MIG on, no instance made"))
     if details:
-        page.row("", ", ".join(details))
+        page.row("", phrases(details))
     if gpu.uuid:
         page.row("", gpu.uuid)
     if gpu.processes is None:
@@ -372,7 +372,7 @@ def _one_interpreter(page: _Page, it: Interpreter) -> None:
         words.append(f"{name} {version}{build}")
     absent = [n for n in ("deepspeed", "torch") if it.packages.get(n) is None]
     if absent:
-        words.insert(0, _("without {names}").format(names=", ".join(absent)))
+        words.insert(0, _("without {names}").format(names=listed(absent)))
     page.note(f"{head}: {', '.join(words)}")
     if it.launchers:
         page.note(_("launchers: {names}").format(names=" ".join(it.launchers)))

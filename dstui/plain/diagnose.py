@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dstui.errors import DstuiError, Exit
-from dstui.i18n import _
+from dstui.i18n import _, listed
 from dstui.plain.columns import wrap
 from dstui.runs.causes import BY_CODE, CHECKPOINTS
 from dstui.runs.diagnose import Diagnosis, diagnose
@@ -109,7 +109,7 @@ def render(found: Diagnosis) -> str:
     if found.others:
         lines += [
             "",
-            _("also possible: {names}").format(names=", ".join(f"{o.code} {o.name}" for o in found.others)),
+            _("also possible: {names}").format(names=listed(f"{o.code} {o.name}" for o in found.others)),
         ]
     lines += ["", _("more: dstui explain {code}").format(code=cause.code)]
     return "\n".join(lines)

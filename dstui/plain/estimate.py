@@ -16,7 +16,7 @@ from dstui.estimate.model import load_model
 from dstui.estimate.result import Estimate, Range
 from dstui.facts.describe import facts_for
 from dstui.facts.model import Facts
-from dstui.i18n import _, ngettext
+from dstui.i18n import _, ngettext, phrases
 from dstui.plain.columns import pad, wrap
 from dstui.units import count, gib
 
@@ -383,7 +383,7 @@ def render(shape: ModelShape, facts: Facts, e: Estimate) -> list[str]:
         )
     shown = sorted(((k, v) for k, v in e.host.parts.items() if v), key=lambda kv: -kv[1])
     if shown:
-        lines += _wrap(", ".join(f"{_part_name(k)} {gib(v)}" for k, v in shown), "  " + pad(_("parts"), 12))
+        lines += _wrap(phrases(f"{_part_name(k)} {gib(v)}" for k, v in shown), "  " + pad(_("parts"), 12))
     if e.nvme is not None:
         lines += ["", _("NVMe")]
         lines.append("  " + pad(_("free"), 12) + gib(e.nvme.capacity))

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from dstui.errors import DstuiError, Exit
-from dstui.i18n import _
+from dstui.i18n import _, listed
 from dstui.plain.check import release_of
 from dstui.plain.columns import pad, width, wrap
 from dstui.rules import keypages
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
         raise DstuiError(
             _("no schema for DeepSpeed {release}").format(release=args.deepspeed),
-            _("known releases: {releases}").format(releases=", ".join(schema.releases())),
+            _("known releases: {releases}").format(releases=listed(schema.releases())),
         )
     rule = find(args.word)
     if rule is not None:
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     near = keypages.suggestions(args.word, release)
     raise DstuiError(
         _("nothing is called '{word}'").format(word=args.word),
-        _("did you mean {names}?").format(names=", ".join(near))
+        _("did you mean {names}?").format(names=listed(near))
         if near
         else _("see `dstui explain --list`, or give a config key such as zero_optimization.stage"),
     )
@@ -156,8 +156,8 @@ def key_page(k: keypages.KeyPage) -> list[str]:
             ", " + _("{value} from {release}").format(value=shown(v), release=r) for r, v in later
         )
         rows.append((_("default"), text))
-    rows += [(_("bounds"), k.bounds), (_("choices"), ", ".join(shown(c) for c in k.choices))]
-    rows += [(_("other names"), ", ".join(k.aliases)), (_("use instead"), k.replaced_by or "")]
+    rows += [(_("bounds"), k.bounds), (_("choices"), listed(shown(c) for c in k.choices))]
+    rows += [(_("other names"), listed(k.aliases)), (_("use instead"), k.replaced_by or "")]
     if k.since:
         rows.append((_("since"), _("0.9.5 or earlier") if k.since == "0.9.5" else k.since))
     rows.append((_("last release"), k.until or ""))
@@ -166,9 +166,9 @@ def key_page(k: keypages.KeyPage) -> list[str]:
         rows.append(
             (_("unknown keys"), _("refused") if k.unknown_keys == "refused" else _("ignored in silence"))
         )
-    rows.append((_("keys"), ", ".join(k.keys)))
+    rows.append((_("keys"), listed(k.keys)))
     rows.append((_("read by"), k.source))
-    rows.append((_("rules"), ", ".join(f"{c} {n}" for c, n in k.rules)))
+    rows.append((_("rules"), listed(f"{c} {n}" for c, n in k.rules)))
     if not k.known:
         lines.append("    " + _("DeepSpeed {release} does not read it").format(release=k.release))
     column = max(width(title) for title, text in rows if text)

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 from dstui.errors import DstuiError, Exit
 from dstui.facts.describe import facts_for
-from dstui.i18n import _
+from dstui.i18n import _, clauses, phrases
 from dstui.session import FIELDS, STEPS, FieldView, Session, Step
 from dstui.session.table import FieldSpec
 from dstui.units import gib
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     views = [session.field(f.id) for f in FIELDS if getattr(args, f"field_{f.id}", None) is not None]
     problems += [f"{_flag(v.id)}: {v.why_not}" for v in views if not v.enabled]
     if problems:
-        raise DstuiError("; ".join(problems), _("see `dstui init --help`"))
+        raise DstuiError(clauses(problems), _("see `dstui init --help`"))
     return _finish(session, args, asks)
 
 
@@ -324,7 +324,7 @@ def _verdict(session: Session, path: Path, facts: str | None) -> Iterable[str]:
         if e.verdict != "unknown" and span is not None and there is not None:
             size = _("{used} of {all}").format(used=gib(span.expected), all=gib(there))
             parts.append(f"{where} {size}")
-    yield ", ".join(parts)
+    yield phrases(parts)
     line = _estimate_line(session, path, facts)
     if e.verdict in ("tight", "no") and line:
         yield _("why, and what would fit: {command}").format(command=line)

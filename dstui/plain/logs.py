@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from dstui.errors import DstuiError, Exit
-from dstui.i18n import _
+from dstui.i18n import _, listed
 from dstui.plain.which import run_to_read
 from dstui.runs import ranklogs
 from dstui.runs.adopt import is_over
@@ -79,7 +79,7 @@ def copy_rank(
     """Send what one rank wrote to ``write``; a launcher that keeps stdout and stderr apart gives two parts."""
     paths = list(ranklogs.files_of(run, rank))
     if not paths:
-        known = ", ".join(map(str, ranklogs.ranks_of(run)))
+        known = listed(map(str, ranklogs.ranks_of(run)))
         raise DstuiError(
             _("run {id} has no log of rank {rank}").format(id=run.id, rank=rank),
             _("there are: {names}").format(names=known)

@@ -13,7 +13,7 @@ from dstui.errors import DstuiError, Exit
 from dstui.estimate.model import load_model
 from dstui.estimate.plan import Plan, plan
 from dstui.facts.describe import facts_for
-from dstui.i18n import _
+from dstui.i18n import _, clauses, phrases
 from dstui.plain.columns import wrap
 from dstui.plain.estimate import (
     MOST,
@@ -177,7 +177,7 @@ def render(answer: Plan, findings: list[Finding]) -> list[str]:
     if answer.cost is not None:
         lines += ["", _("A step, seconds (upper bounds, nothing hidden behind another)")]
         lines += wrap(_cost_line(answer), WIDTH, "  ", None)
-        lines += wrap("; ".join(answer.rates.sources), WIDTH, "  ", None)
+        lines += wrap(clauses(answer.rates.sources), WIDTH, "  ", None)
     if answer.config is not None and answer.estimate.assumptions:
         lines += ["", _("Assumed")]
         for text in answer.estimate.assumptions:
@@ -206,4 +206,4 @@ def _cost_line(answer: Plan) -> str:
     total = _("{total} s for {n} rows").format(total=_figure(c.total), n=c.samples)
     if c.compute is None:
         total = _("{total} s without computing").format(total=_figure(c.total))
-    return ", ".join([*shown, total])
+    return phrases([*shown, total])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dstui.i18n import _, ngettext
+from dstui.i18n import _, clauses, ngettext, phrases
 from dstui.rules.diagnostic import FileReport, Finding, Severity
 
 SCHEMA_VERSION = 1
@@ -147,7 +147,7 @@ def summary(r: FileReport) -> str:
             )
         )
     counts = [(s, sum(f.severity is s for f in r.findings)) for s in Severity]
-    told = ", ".join(f"{n} {s.value}" for s, n in counts if n) or _("nothing to say")
+    told = phrases(f"{n} {s.value}" for s, n in counts if n) or _("nothing to say")
     return f"{_said(r.path)}: {', '.join(parts)}; {told}"
 
 
@@ -169,7 +169,7 @@ def github(reports: Iterable[FileReport]) -> list[str]:
     for r in reports:
         for f in r.findings:
             place = f",line={f.line},col={f.column or 1}" if f.line is not None else ""
-            text = "; ".join(t for t in (_about(f), f.effect, f.hint) if t)
+            text = clauses(t for t in (_about(f), f.effect, f.hint) if t)
             out.append(
                 f"::{kinds.get(f.severity, 'warning')} file={_property(r.path)}{place},title={f.code} {f.name}::{_data(text)}"
             )

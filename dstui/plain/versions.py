@@ -12,7 +12,7 @@ from typing import Any
 from dstui.config.document import MAX_SIZE, read
 from dstui.config.pointer import dotted
 from dstui.errors import DstuiError, Exit
-from dstui.i18n import _, ngettext
+from dstui.i18n import _, listed, ngettext
 from dstui.plain.check import model_of, read_args, release_of
 from dstui.plain.columns import pad, width
 from dstui.rules import versions as core
@@ -162,7 +162,7 @@ def as_text(found: core.Comparison, done: tuple[core.Difference, ...], kept: str
     for release in found.unknown:
         yield _("no schema for DeepSpeed {release}: keys and types are not checked").format(release=release)
     if done:
-        yield _("written into the file: {keys}").format(keys=", ".join(dict.fromkeys(_key(d) for d in done)))
+        yield _("written into the file: {keys}").format(keys=listed(dict.fromkeys(_key(d) for d in done)))
         if kept:
             yield _("the old file is {path}").format(path=kept)
     n = len(found.differences)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dstui import paths
 from dstui.errors import Exit
-from dstui.i18n import _
+from dstui.i18n import _, listed
 from dstui.plain.columns import pad
 
 
@@ -63,5 +63,5 @@ def run(args: argparse.Namespace) -> int:
                 notes.append(_("not made yet"))
         print(f"{pad(titles[key], 16)}{path}" + (f"  ({', '.join(notes)})" if notes else ""))
     print()
-    print(_("Move them with {names}.").format(names=", ".join(sorted(set(_MOVED_BY.values())))))
+    print(_("Move them with {names}.").format(names=listed(sorted(set(_MOVED_BY.values())))))
     return Exit.OK

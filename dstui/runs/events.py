@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import Any
 
 from dstui.errors import DstuiError
-from dstui.i18n import _
+from dstui.i18n import _, listed
 from dstui.runs.tail import Line, clean
 
 KINDS = (
@@ -269,7 +269,7 @@ def step_pattern(text: str) -> re.Pattern[str]:
     if not names or not names <= set(STEP_NAMES):
         raise DstuiError(
             _("--progress {text}: it needs named groups").format(text=text),
-            _("(?P<step>...) and others of: {names}").format(names=", ".join(STEP_NAMES)),
+            _("(?P<step>...) and others of: {names}").format(names=listed(STEP_NAMES)),
         )
     return pattern
 

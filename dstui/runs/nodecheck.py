@@ -11,7 +11,7 @@ from typing import Any
 
 from dstui import paths
 from dstui.facts.model import Facts
-from dstui.i18n import _, ngettext
+from dstui.i18n import _, listed, ngettext
 from dstui.runs import command as commands
 from dstui.runs.command import Refused
 from dstui.runs.nodes import Answer, ask_all, is_here
@@ -265,7 +265,7 @@ def _interfaces(heard: Mapping[str, Mapping[str, Any]], env: Mapping[str, str]) 
                 "node-interface",
                 "error",
                 _("node {host}: {variable}={value}, but its network interfaces are {names}").format(
-                    host=host, variable=variable, value=value, names=", ".join(map(str, there))
+                    host=host, variable=variable, value=value, names=listed(map(str, there))
                 ),
                 _("name one that every node has, or unset {variable}").format(variable=variable),
             )

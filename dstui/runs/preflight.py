@@ -14,7 +14,7 @@ from dstui.config.document import Document
 from dstui.errors import DstuiError
 from dstui.facts.advice import install_advice, lacks
 from dstui.facts.model import Facts, Gpu, Interpreter
-from dstui.i18n import _, ngettext
+from dstui.i18n import _, listed, ngettext
 from dstui.rules.diagnostic import Severity
 from dstui.rules.engine import Context, Engine, check_document
 from dstui.runs import command as commands
@@ -367,7 +367,7 @@ def _toolchain(
             continue
         message = lack.message
         if lack.code in ("compiler", "headers", "ninja", "nvcc", "libaio") and ops:
-            message = _("{what}; this config needs {ops}").format(what=message, ops=", ".join(cold or ops))
+            message = _("{what}; this config needs {ops}").format(what=message, ops=listed(cold or ops))
         yield Problem(lack.code, "error", message, lack.fix)
 
 
@@ -499,7 +499,7 @@ def _devices(spec: RunSpec, facts: Facts, env: Mapping[str, str]) -> Iterator[Pr
                 "no-such-device",
                 "error",
                 _("device {name} is not here").format(name=name),
-                _("devices: {names}").format(names=", ".join(commands.device_name(g) for g in facts.gpus)),
+                _("devices: {names}").format(names=listed(commands.device_name(g) for g in facts.gpus)),
             )
     if len({id(g) for g in chosen}) < len(chosen):
         yield Problem(
@@ -519,7 +519,7 @@ def _devices(spec: RunSpec, facts: Facts, env: Mapping[str, str]) -> Iterator[Pr
         )
     for gpu in chosen:
         if gpu.processes:
-            owners = ", ".join(_owner(p.pid, p.user, p.name, p.memory) for p in gpu.processes[:3])
+            owners = listed(_owner(p.pid, p.user, p.name, p.memory) for p in gpu.processes[:3])
             free = [commands.device_name(g) for g in facts.gpus if g.busy is False]
             yield Problem(
                 "device-busy",

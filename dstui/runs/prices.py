@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dstui.errors import DstuiError
-from dstui.i18n import _
+from dstui.i18n import _, clauses
 from dstui.runs.repairs import Repair
 from dstui.units import gib
 
@@ -63,7 +63,7 @@ def priced(
             verdict=verdict,
         )
         rank = {"fits": 0, "no": 2}.get(found.verdict, 1)
-        rows.append((rank, dataclasses.replace(fix, price="; ".join(x for x in (fix.price, text) if x))))
+        rows.append((rank, dataclasses.replace(fix, price=clauses(x for x in (fix.price, text) if x))))
     if not any(rank == 0 for rank, fix in rows if fix.edits):
 
         def alone(edits: Sequence[Mapping[str, Any]]) -> bool:

@@ -356,8 +356,9 @@ class Probe:
         import logging
 
         logger = logging.getLogger("DeepSpeed")
-        for one in [logger, *logger.handlers]:
-            one.setLevel(min(one.level, logging.INFO))
+        logger.setLevel(min(logger.level, logging.INFO))
+        for handler in logger.handlers:
+            handler.setLevel(min(handler.level, logging.INFO))
 
     def wrap(self, cls: Any, name: str, enter: Any, leave: Any) -> None:
         import functools

@@ -16,7 +16,7 @@ from dstui.config.document import Document, read
 from dstui.config.write import difference, save
 from dstui.errors import DstuiError
 from dstui.facts.model import Facts
-from dstui.i18n import _
+from dstui.i18n import _, phrases
 from dstui.runs.redact import REDACTED, is_secret
 from dstui.runs.spec import RunSpec, on_its_nodes
 from dstui.runs.store import RunDir
@@ -146,7 +146,7 @@ def _price(
         if a is not None and b is not None:
             parts.append(f"{label} {gib(a.expected)} -> {gib(b.expected)}")
     verdict = {"fits": _("fits"), "tight": _("tight"), "no": _("does not fit"), "unknown": ""}[new.verdict]
-    return ", ".join([*parts, *([verdict] if verdict else [])]), new.to_json()
+    return phrases([*parts, *([verdict] if verdict else [])]), new.to_json()
 
 
 def facts_of(manifest: Mapping[str, Any]) -> Facts:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dstui.i18n import _, ngettext
+from dstui.i18n import _, listed, ngettext
 from dstui.runs.samples import Sample
 
 WINDOW = 20.0
@@ -91,7 +91,7 @@ class Stall:
 def _ranks(ranks: Sequence[int]) -> str:
     if not ranks:
         return _("the ranks")
-    shown = ", ".join(map(str, ranks[:8])) + (" .." if len(ranks) > 8 else "")
+    shown = listed(map(str, ranks[:8])) + (" .." if len(ranks) > 8 else "")
     return ngettext("rank {list}", "ranks {list}", len(ranks)).format(list=shown)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from textual.events import Key, Paste, Resize
 from textual.message import Message
 
-from dstui.i18n import _
+from dstui.i18n import _, listed
 from dstui.session.model import FieldView, Option
 from dstui.tui import actions
 from dstui.tui.text import Line, Span, clip, clip_middle, line, pad, width, wrapped
@@ -432,7 +432,7 @@ class Form(LineView):
                     f.error, self.size.width - 2, "bad", " " * (label_width + 3), limit=2, cut=self.glyphs.cut
                 )
         if unused and needed < self.size.height:
-            text = _("not used now: {fields}").format(fields=", ".join(f.label for f in unused))
+            text = _("not used now: {fields}").format(fields=listed(f.label for f in unused))
             rows += [()] if spaced else []
             rows.append(line(" ", (clip(text, self.size.width - 2, self.glyphs.cut), "dim")))
         self.show(rows)
@@ -523,7 +523,7 @@ class Form(LineView):
             )
         if f.kind in LISTS:
             chosen = [o for o in f.options if self._chosen(f, o)]
-            text = ", ".join(o.label for o in chosen) or _("none")
+            text = listed(o.label for o in chosen) or _("none")
             if f.kind == "multi" and len(chosen) > 2:
                 text = _("{n} of {total}").format(n=len(chosen), total=len(f.options))
             note = chosen[0].note if len(chosen) == 1 else ""
