@@ -964,6 +964,9 @@ def _name(case: _Case, f: Failure, certainty: Certainty) -> tuple[Named, list[Re
         return Named(said.code, weaker, _telling(said, f)), repairs.of_cause(said.code, case.config, text)
     if re.search(r"Type \w+ is not supported on your device|setup doesn't support bf16", text):
         return Named("DR705", certainty, f.message), repairs.precision(case.config)[:1]
+    own = _of_deepspeed(f)
+    if own is not None:
+        return Named(own, certainty, _at(f)), repairs.of_cause(own, case.config, text)
     if _in_config(f):
         return _refused(case, f, certainty)
     if said is not None and said.code == "DR501":
@@ -1014,6 +1017,38 @@ _PACKAGES = re.compile(
     r"/(?:site|dist)-packages/(?:torch|transformers|accelerate|deepspeed|peft|trl|datasets|swift|llamafactory|lightning|"
     r"pytorch_lightning|bitsandbytes|flash_attn|liger_kernel|unsloth|vllm)/"
 )
+
+
+_PARTS = (
+    # file of the innermost frame, words of the message, cause: the first that fits
+    (r"/swap_tensor/", "", "DR203"),
+    (r"/checkpoint/|/utils/zero_to_fp32\.py", "", "DR903"),
+    (r"/zero/partition_parameters\.py", r"in DeepSpeed Config|enabled at once|[Ii]nvalid data type|Please provide only one", "DR705"),
+    (r"/zero/partition_parameters\.py", r"in ?flight", "DR107"),
+    (r"/zero/partition_parameters\.py", "", "DR106"),
+    (r"/zero/(?:partitioned_param_coordinator|parameter_offload)\.py", "", "DR107"),
+    (r"/lr_schedules\.py", r"must be|expected", "DR705"),
+    (r"/sequence_parallel/", r"sequence_parallel_size", "DR705"),
+    (r"", r"without accelerator|Accelerator is not detected", "DR707"),
+)  # fmt: skip
+"""What DeepSpeed's own checks are about, by the part that made them (read in 0.19.8, the files since 0.9.5)."""
+_LOADERS = ("load_checkpoint", "_load_checkpoint", "_load_zero_checkpoint", "load_module_state_dict", "load_moe_state_dict",
+            "_load_legacy_checkpoint", "_rigid_load_state_dict")  # fmt: skip
+_CHECKS = ("AssertionError", "RuntimeError", "ValueError", "KeyError", "FileNotFoundError", "TypeError", "SystemError",
+           "NotImplementedError", "ZeRORuntimeException")  # fmt: skip
+
+
+def _of_deepspeed(f: Failure) -> str | None:
+    """The cause behind a check of DeepSpeed's own that no message names."""
+    last = f.frames[-1].file if f.frames else ""
+    if "/deepspeed/" not in last or f.short not in _CHECKS:
+        return None
+    if any(x.function in _LOADERS and "/deepspeed/" in x.file for x in f.frames):
+        return "DR903"
+    part = "/deepspeed/" + last.rpartition("/deepspeed/")[2]
+    return next(
+        (code for file, words, code in _PARTS if re.search(file, part) and re.search(words, f.message)), None
+    )
 
 
 def _unlike(f: Failure) -> bool:

@@ -74,8 +74,8 @@ MESSAGES: tuple[Message, ...] = (
     _say("DR107", r"assert not param\.ds_active_sub_modules|Cannot free a ZeRO-3 parameter while it is still active|"
          r"tracing error at step \d+|ds_active_sub_modules|still have inflight params|\} already in registry|"
          r"'status': 'AVAILABLE'.*'active_sub_modules': \{\d|'status': 'INFLIGHT'|"
-         r"disagreement between rank0 and rank\d+|attempted to (?:record trace|invalidate already)",
-         "active_sub_modules", "'inflight'", "still active", "tracing error", "inflight params", "already in registry", "disagreement between",
+         r"disagreement (?:on .* )?between rank0 and rank\d+|attempted to (?:record trace|invalidate already)",
+         "active_sub_modules", "'inflight'", "still active", "tracing error", "inflight params", "already in registry", "disagreement ",
          "attempted to"),
     # environment: builds
     _say("DR718", r"module '(?:deepspeed\w+_comm|cpu_ada\w+|cpu_lion|fused_\w+|async_io|gds|fp_quantizer|random_ltd|"

@@ -711,3 +711,27 @@ def test_a_torch_that_is_older_than_the_card() -> None:
     )
     found = diagnose(text, text=True)
     assert found.cause is not None and found.cause.code == "DR707"
+
+
+@pytest.mark.parametrize(
+    ("message", "frames", "code"),
+    [
+        ("No buffer available to swap param 7.", [("deepspeed/runtime/swap_tensor/partitioned_param_swapper.py", "swap_into_buffer")], "DR203"),
+        ("", [("deepspeed/__init__.py", "initialize"), ("deepspeed/runtime/swap_tensor/utils.py", "get_sized_buffer")], "DR203"),
+        ("Expert checkpoint file is corrupt: key 'w' not found", [("deepspeed/runtime/engine.py", "load_moe_state_dict")], "DR903"),
+        ("Empty ds_version in checkpoint", [("deepspeed/runtime/engine.py", "load_checkpoint"), ("deepspeed/runtime/bf16_optimizer.py", "_load_legacy_checkpoint")], "DR903"),
+        ("can't find 2 files in directory 'x'", [("deepspeed/utils/zero_to_fp32.py", "get_checkpoint_files")], "DR903"),
+        ("Nested GatheredParameters contexts cannot overlap", [("deepspeed/runtime/zero/partition_parameters.py", "__enter__")], "DR106"),
+        ("expected param 7 to be inflight", [("deepspeed/runtime/zero/partition_parameters.py", "wait")], "DR107"),
+        ("bfloat16 and fp16 cannot be enabled at once", [("deepspeed/runtime/zero/partition_parameters.py", "_set_dtype")], "DR705"),
+        ("7 expected to be released", [("deepspeed/runtime/zero/parameter_offload.py", "partition_all_parameters")], "DR107"),
+        ("Detected a disagreement on list length between rank0 and rank1:", [("deepspeed/runtime/zero/utils.py", "assert_lst_len_same_as_other_ranks")], "DR107"),
+        ("Cannot use fp16 without accelerator.", [("deepspeed/runtime/fp16/unfused_optimizer.py", "__init__")], "DR707"),
+        ("warmup_num_steps must be a positive integer, got 0", [("deepspeed/runtime/lr_schedules.py", "__init__")], "DR705"),
+        ("need to call step() first", [("deepspeed/runtime/lr_schedules.py", "get_last_lr")], "DR710"),
+        ("rows and labels differ", [("mine/deepspeed_data.py", "load_checkpoint")], "DR710"),
+    ],
+)  # fmt: skip
+def test_the_checks_of_deepspeeds_parts(message: str, frames: list[tuple[str, str]], code: str) -> None:
+    found = diagnose(traceback("AssertionError", message, *frames), text=True)
+    assert found.cause is not None and found.cause.code == code
