@@ -462,6 +462,17 @@ async def test_runs_table(make_app: MakeApp, size: tuple[int, int]) -> None:
         assert walk.app.screen is screen
 
 
+async def test_join_on_the_start_screen_is_the_list_of_runs(make_app: MakeApp) -> None:
+    run = ticked(2)
+    async with opened(make_app()) as walk:
+        await until(walk, "Join a run")
+        await walk.press("down", "down", "down", "enter")
+        await until(walk, run.id)
+        assert isinstance(walk.app.screen, RunsScreen)
+        await walk.press("left")
+        await until(walk, "Join a run")
+
+
 async def test_no_runs(make_app: MakeApp) -> None:
     async with opened(make_app()) as walk:
         await walk.press("ctrl+r")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,6 @@ from dstui.tui.text import Line, line, pad, width, wrapped
 from dstui.tui.widgets.form import Form
 from dstui.tui.widgets.lines import LineView
 from dstui.tui.widgets.menu import Item, Menu
-from dstui.units import duration
 
 if TYPE_CHECKING:
     from dstui.runs.store import RunDir
@@ -33,7 +31,7 @@ CONFIG_NAMES = (
 
 
 class StartScreen(BaseScreen):
-    """Recommended, preset, file or run. Levels replace the menu in place; Left goes back."""
+    """Recommended, preset, file or run. Presets and a file replace the menu in place; Left goes back."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,21 +149,6 @@ class StartScreen(BaseScreen):
         note += f"; {_name(newest)} {_state(newest)}"
         return Item("join", _("Join a run"), note)
 
-    def _run_items(self) -> list[Item]:
-        from dstui.runs import store
-
-        now = time.time()
-        return [
-            Item(
-                run.id,
-                _name(run),
-                f"{_state(run)}  "
-                + _("{age} ago").format(age=duration(now - run.created_at))
-                + f"  {run.id}",
-            )
-            for run in store.list_runs()
-        ]
-
     def _preset_items(self) -> list[Item]:
         from dstui.config import presets
 
@@ -203,7 +186,7 @@ class StartScreen(BaseScreen):
             elif item.id == "preset":
                 self._enter("preset", self._preset_items())
             elif item.id == "join":
-                self._enter("join", self._run_items())
+                self.dstui.action_runs()
             else:
                 self._ask_file()
         elif self._level == "preset":
@@ -212,9 +195,6 @@ class StartScreen(BaseScreen):
             preset = presets.load(item.id)
             self._leave_level()
             self.dstui.begin(preset=preset)
-        else:
-            self._leave_level()
-            self.dstui.open_run(item.id)
 
     def on_menu_moved(self, message: Menu.Moved) -> None:
         self.say(message.item.more if message.item is not None else "")
