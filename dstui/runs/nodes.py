@@ -35,6 +35,8 @@ machine carries only the run's id, so the two are told apart where a node is thi
 CONNECT_SECONDS = 5
 ANSWER_SECONDS = 20.0
 _PARALLEL = 32
+_LET_IN = "dstui-let-in"
+"""What the node's shell says before its Python is asked."""
 _LOOK_SECONDS = 0.5
 
 _HANDED_ON = (
@@ -217,7 +219,7 @@ def ask(
         "node": NODE_VARIABLE,
         "asked": json.dumps({"do": do, **given}),
     }
-    argv = ssh_command(host, f"{shlex.quote(python)} -", env)
+    argv = ssh_command(host, f"echo {_LET_IN}; {shlex.quote(python)} -", env)
     try:
         done = subprocess.run(
             argv,
@@ -244,13 +246,14 @@ def ask(
                 break
             return Answer(host, said)
     words = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    detail = words[-1] if words else f"exit code {done.returncode}"
-    if done.returncode == 255:
-        for problem, pattern in _PROBLEMS:
-            if re.search(pattern, done.stderr):
-                return Answer(host, problem=problem, detail=detail)
-        return Answer(host, problem="unreachable", detail=detail)
-    return Answer(host, problem="python", detail=detail)
+    detail = words[-1] if words else ""
+    # Not by the exit code: a supervisor reaps every child, this one too.
+    if any(line.strip() == _LET_IN for line in done.stdout.splitlines()):
+        return Answer(host, problem="python", detail=detail)
+    for problem, pattern in _PROBLEMS:
+        if re.search(pattern, done.stderr):
+            return Answer(host, problem=problem, detail=detail)
+    return Answer(host, problem="unreachable", detail=detail)
 
 
 def ask_all(
