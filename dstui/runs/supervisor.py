@@ -66,6 +66,8 @@ TICK = 1.0
 STOPPING_TICK = 0.1
 SCAN_EVERY = 5.0
 """Seconds between two looks at the process table; every second in the first two minutes."""
+QUICK = 0.25
+"""Until the next one when processes are new: a rank may die within its first second, and not be its own program yet."""
 EARLY = 120.0
 INTERRUPT_SECONDS = 20.0
 TERMINATE_SECONDS = 15.0
@@ -644,6 +646,7 @@ class Supervisor:
                     self.ended(known, None)
                 s = stats[process.pid]
                 known = self.watch(process, s.parent, s.name)
+                self.next_scan = min(self.next_scan, now + QUICK)
             if known.rank is None and known.belongs is None and known.looks < 5:
                 known.looks += 1
                 self.look_for_rank(known)
@@ -745,7 +748,10 @@ class Supervisor:
             if now >= next_tick:
                 next_tick = max(next_tick + TICK, now + TICK / 2)
                 self.tick(now)
-            wait = STOPPING_TICK if self.stop else max(0.0, next_tick - time.monotonic())
+            elif now >= self.next_scan:
+                self.scan(now)
+            soon = min(next_tick, self.next_scan)
+            wait = STOPPING_TICK if self.stop else max(0.0, soon - time.monotonic())
             self.wait(wait)
             if self.stop:
                 self.push_stop()
@@ -1110,6 +1116,9 @@ class Supervisor:
             for w in self.watched.values()
             if w.rank is None and self.is_launcher(w) and w.code not in (0, None)
         ]
+        rank = first.rank if first is not None else None
+        if rank is None and node is None:
+            rank = rank_from_log(self.log.fd)
         reason = None
         if stopped:
             outcome = "stopped"
@@ -1117,7 +1126,7 @@ class Supervisor:
             outcome = "finished"
         else:
             outcome = "failed"
-            reason = self.reason(code, rank_code, first, parents, at_exit)
+            reason = self.reason(code, rank_code, rank, parents, at_exit)
             if node is not None:
                 reason = f"on node {node}: {reason}"
                 said = next((r["detail"] for r in self.nodes() if r["host"] == node), None)
@@ -1129,7 +1138,7 @@ class Supervisor:
             "signal": self.ending_signal(code, rank_code, parents),
             "launcher_signal": signal_name(-code) if code < 0 else None,
             "rank_code": rank_code,
-            "first_rank": first.rank if first is not None else None,
+            "first_rank": rank,
             "first_node": node if outcome == "failed" else None,
             "nodes": self.nodes() or None,
             "ended_for_node": self.stop.by.get("node") if self.stop and self.stop.failed else None,
@@ -1256,13 +1265,13 @@ class Supervisor:
     def reason(
         code: int,
         rank_code: int | None,
-        first: Watched | None,
+        rank: int | None,
         parents: list[Watched],
         at_exit: list[Watched],
     ) -> str:
         """One English sentence for logs and JSON; the front ends have their own words (diagnose)."""
         if rank_code is not None:
-            who = f"rank {first.rank}" if first is not None else "a rank"
+            who = f"rank {rank}" if rank is not None else "a rank"
             how = f"killed by {signal_name(-rank_code)}" if rank_code < 0 else f"exited with code {rank_code}"
             return f"{who} {how} (launcher exit code {code})"
         what = f"the launcher exited with code {code}"
@@ -1326,12 +1335,35 @@ def rank_code_from_log(fd: int, tail: int = 256 << 10) -> int | None:
     """The rank's code as the launcher printed it, for a rank that was reaped before we could look.
 
     DeepSpeed: ``[...] exits with return code = -9`` (launcher/launch.py); torchrun's failure table:
-    ``exitcode  : -9 (pid: 4242)``.
+    ``exitcode  : -9 (pid: 4242)``, where those that it ended itself may stand before the root cause.
     """
     size = os.fstat(fd).st_size
-    found = list(_CODE.finditer(os.pread(fd, tail, max(0, size - tail))))
+    text = os.pread(fd, tail, max(0, size - tail))
+    root = _root_cause(text)
+    if root is not None:
+        return root[1]
+    found = list(_CODE.finditer(text))
     codes = [int(m.group(1) or m.group(2)) for m in found]
     return next((c for c in codes if c), None)
+
+
+def rank_from_log(fd: int, tail: int = 256 << 10) -> int | None:
+    """The rank that torchrun names as the root cause; DeepSpeed's launcher names none."""
+    size = os.fstat(fd).st_size
+    root = _root_cause(os.pread(fd, tail, max(0, size - tail)))
+    return None if root is None else root[0]
+
+
+_ROOT_CAUSE = re.compile(
+    rb"Root Cause \(first observed failure\):.{0,400}?rank\s*:\s*(\d+).{0,200}?exitcode\s*:\s*(-?\d+)\s*\(pid: \d+\)",
+    re.DOTALL,
+)
+
+
+def _root_cause(text: bytes) -> tuple[int, int] | None:
+    """Rank and code (torch distributed/elastic/multiprocessing/errors, ``ChildFailedError.format_msg``)."""
+    found = list(_ROOT_CAUSE.finditer(text))
+    return (int(found[-1].group(1)), int(found[-1].group(2))) if found else None
 
 
 _NODE_CODE = re.compile(rb"(?m)^(\S+): \[.*exits with return code = (-?\d+)")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from dstui.runs.processes import Process
-from dstui.runs.supervisor import Watched, first_to_fail
+from dstui.runs.supervisor import Watched, first_to_fail, rank_code_from_log, rank_from_log
 
 UNSEEN = None
 
@@ -36,3 +38,36 @@ def test_the_first_to_fail(
     ]
     first, found = first_to_fail(ranks, printed)
     assert (None if first is None else first.rank, found) == (rank, code)
+
+
+def failure(number: int, rank: int, code: int, why: str = "") -> str:
+    return (
+        f"[{number}]:\n  time      : 2026-11-30_02:32:38\n  host      : localhost\n"
+        f"  rank      : {rank} (local_rank: {rank})\n  exitcode  : {code} (pid: {18110 + rank}) {why}\n"
+        "  error_file: <N/A>\n  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html\n"
+    )
+
+
+TABLE = (
+    f"{'=' * 60}\nseven.py FAILED\n{'-' * 60}\nFailures:\n{failure(1, 0, -15, ' (SIGTERM)')}{'-' * 60}\n"
+    f"Root Cause (first observed failure):\n{failure(0, 1, 7)}{'=' * 60}\n"
+)
+"""As torch 2.13 prints it: those that it ended itself come before the root cause."""
+ALONE = TABLE.replace(failure(1, 0, -15, " (SIGTERM)"), "  <NO_OTHER_FAILURES>\n")
+
+
+@pytest.mark.parametrize(
+    ("log", "rank", "code"),
+    [
+        (TABLE, 1, 7),
+        (ALONE, 1, 7),
+        (TABLE + TABLE.replace("rank      : 1", "rank      : 3"), 3, 7),  # a restart failed again
+        ("[INFO] [launch.py:335:sigkill_handler] ['python'] exits with return code = -9\n", None, -9),
+        ("exitcode  : -9 (pid: 4242)\n", None, -9),
+        ("all is well\n", None, None),
+    ],
+)
+def test_what_the_launcher_printed(tmp_path: Path, log: str, rank: int | None, code: int | None) -> None:
+    (tmp_path / "out.log").write_text("x" * 1000 + "\n" + log)
+    with (tmp_path / "out.log").open("rb") as f:
+        assert (rank_from_log(f.fileno()), rank_code_from_log(f.fileno())) == (rank, code)
