@@ -231,6 +231,10 @@ def _report(found: AbDir, args: argparse.Namespace) -> int:
         print(json.dumps({**compared.to_json(), "ab": about}, ensure_ascii=False, indent=2))
     else:
         print(table.shown(compared, args.format))
+    for entry in data["runs"]:
+        if entry.get("busy"):
+            text = _("careful: run {id} shared its cards: {what}")
+            print(text.format(id=entry["run"], what=entry["busy"]), file=sys.stderr)
     if state == "finished" and not data["problem"]:
         return Exit.OK
     done = min(len(found.runs(kind)) for kind in (0, 1))

@@ -49,7 +49,7 @@ MEASURED_STEPS = 5000
 """Steps that the probe measures where the script ends by itself."""
 FREE_SECONDS = 120.0
 """How long the cards of the run before may take to be free."""
-_POLL = 0.5
+_POLL, _FREE_POLL = 0.5, 2.0
 _COMMS = {"enabled": True, "verbose": True, "prof_all": True, "debug": False}
 """``verbose`` prints each operation; without it a script would have to call ``deepspeed.comm.log_summary()``."""
 
@@ -457,10 +457,11 @@ class Controller:
     def _one(self, kind: int, pair: int, breakdown: bool) -> None:
         if self._stop_asked():
             return
-        run = self._start(self._spec(kind, pair, breakdown))
-        if run is None:
+        started = self._start(self._spec(kind, pair, breakdown))
+        if started is None:
             return
-        entry = {"run": run.id, "kind": kind, "pair": pair, "breakdown": breakdown}
+        run, busy = started
+        entry = {"run": run.id, "kind": kind, "pair": pair, "breakdown": breakdown, "busy": busy}
         self._put(runs=[*self.ab.data["runs"], entry])
         began = time.monotonic()
         deadline = began + min(60 * self.plan.minutes if self.plan.minutes else math.inf, self._left())
@@ -497,16 +498,21 @@ class Controller:
             steps_per_print=every,
         )
 
-    def _start(self, spec: RunSpec) -> RunDir | None:
-        """Waits while the cards of the run before are not free yet."""
-        patience = time.monotonic() + FREE_SECONDS
+    def _start(self, spec: RunSpec) -> tuple[RunDir, str | None] | None:
+        """The run, and what shares its cards if anything does. Waits while the cards of the run before are not free
+        yet, and where somebody came to use them meanwhile; at most FREE_SECONDS."""
+        patience = time.monotonic() + min(FREE_SECONDS, max(0.0, self._left()))
         while not self._stop_asked():
-            try:
-                return start(spec, detect(spec), environ=self.environ)
-            except PreflightFailed:
-                if time.monotonic() > patience or not self.ab.data["runs"]:
-                    raise
-                time.sleep(2.0)
+            facts = detect(spec)
+            found = preflight(spec, facts, environ=self.environ)
+            busy = next((p.message for p in found if p.code == "device-busy"), None)
+            first = not self.ab.data["runs"]
+            hopeless = first or time.monotonic() >= patience
+            if worst(found) == "error" and hopeless:
+                raise PreflightFailed(found)
+            if worst(found) != "error" and (busy is None or hopeless):
+                return start(spec, facts, preflight=False, environ=self.environ), busy
+            time.sleep(_FREE_POLL)
         return None
 
     def _stop_asked(self) -> bool:

@@ -20,6 +20,7 @@ from dstui.cli import main
 from dstui.errors import DstuiError
 from dstui.runs import ab, store
 from dstui.runs.ab import AbDir, Controller, Plan, Taken
+from dstui.runs.preflight import Problem
 from dstui.runs.spec import RunSpec
 from dstui.runs.store import RunDir
 
@@ -336,3 +337,42 @@ def test_the_time_is_up(write: Write, capsys: pytest.CaptureFixture[str]) -> Non
     shown = capsys.readouterr().err
     assert "no run of B slow.json went through" in shown
     assert "minutes are up: no further run was started" in shown
+
+
+def test_cards_that_somebody_came_to_use_are_waited_for(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Busy before the first run: that is how this machine is, and it is said. Busy later: free soon, or said."""
+    c = controller(write, 10)
+    started: list[RunSpec] = []
+    looks = 0
+    busy_for = 10**9
+
+    def look(*_a: object, **_k: object) -> tuple[Problem, ...]:
+        nonlocal looks
+        looks += 1
+        return (
+            (Problem("device-busy", "warning", "GPU 0 is in use by python (pid 7)"),)
+            if looks <= busy_for
+            else ()
+        )
+
+    def begun(spec: RunSpec, *_a: object, **_k: object) -> RunDir:
+        started.append(spec)
+        return RunDir(ab.home() / "none")
+
+    monkeypatch.setattr(ab, "detect", lambda _spec: None)
+    monkeypatch.setattr(ab, "preflight", look)
+    monkeypatch.setattr(ab, "start", begun)
+    monkeypatch.setattr(ab, "_FREE_POLL", 0.0)
+    spec = c.plan.specs[0]
+    found = c._start(spec)
+    assert found is not None and found[1] == "GPU 0 is in use by python (pid 7)" and looks == 1
+    c._put(runs=[{"run": "x", "kind": 0, "pair": 0, "breakdown": False}])
+    looks, busy_for = 0, 3
+    found = c._start(spec)
+    assert found is not None and found[1] is None and looks == 4
+    looks, busy_for = 0, 10**9
+    monkeypatch.setattr(ab, "FREE_SECONDS", 0.0)
+    found = c._start(spec)
+    assert found is not None and found[1] is not None and len(started) == 3
