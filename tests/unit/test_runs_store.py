@@ -109,12 +109,6 @@ def test_find_run(tmp_path: Path) -> None:
         store.find_run(str(tmp_path))
 
 
-def test_ids_have_a_short_prefix_and_are_not_words() -> None:
-    ids = {store.new_id() for _ in range(200)}
-    assert len(ids) > 190
-    assert all(len(i) == 14 and i[3].isdigit() and i != "last" for i in ids)
-
-
 def test_state_by_identity_not_by_number() -> None:
     me = identity(os.getpid())
     living = make(supervisor=me, launcher=me)
@@ -214,3 +208,11 @@ def test_processes_are_found_by_parent_and_by_mark() -> None:
     finally:
         child.kill()
         child.wait()
+
+
+def test_two_runs_never_have_one_name() -> None:
+    """Their processes are found by it: with one name, a stop in one state home would end a run of another."""
+    names = [store.new_id() for _i in range(1000)]
+    assert len(set(names)) == len(names)
+    assert all(len(name) == 17 and name[3].isdigit() and name != "last" for name in names)
+    assert len({name[:4] for name in names}) > 900  # what a person types is early
