@@ -53,6 +53,8 @@ class Named:
 
 @dataclass(frozen=True)
 class Diagnosis:
+    """The answer. ``others``: causes that are less likely; ``cause`` None: nothing tells."""
+
     outcome: str
     cause: Named | None
     evidence: tuple[Evidence, ...] = ()
@@ -151,6 +153,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Finding:
+    """A cause that competes with others."""
+
     cause: Named
     evidence: tuple[Evidence, ...]
     fixes: tuple[Repair, ...] = ()
@@ -195,6 +199,7 @@ def by_the_way(f: Failure) -> bool:
 
 
 def first_line(text: str) -> str:
+    """The first line, of bearable length."""
     return text.splitlines()[0][:400] if text else ""
 
 
@@ -213,6 +218,7 @@ def deepspeed_release(case: Case) -> str | None:
 
 
 def world_of(case: Case) -> int | None:
+    """Number of ranks on all nodes, where the manifest tells."""
     world = case.manifest.get("world_size")
     return world if isinstance(world, int) else None
 

@@ -22,6 +22,7 @@ from dstui.units import GiB, gib
 
 
 def killed(case: Case) -> Iterator[Finding]:
+    """SIGKILL and SIGTERM to a rank: by the kernel for lack of memory, or by somebody."""
     code = case.rank_code
     exits = [e for e in case.of("rank_exit") if e.values["code"] in (-9, 137)]
     container = case.exit is not None and case.exit.get("code") in (137,)
@@ -169,6 +170,7 @@ _SIGNALS = (-11, -6, -7, -4, -8)
 
 
 def native(case: Case) -> Iterator[Finding]:
+    """A crash in native code, or SIGBUS for a full /dev/shm."""
     code = case.rank_code
     if code not in _SIGNALS:
         return
@@ -221,6 +223,7 @@ def lost_node(case: Case) -> Iterator[Finding]:
 
 
 def launcher_killed(case: Case) -> Iterator[Finding]:
+    """The launcher was killed first, and its ranks were ended."""
     data = case.exit
     if data is None or case.outcome != "failed" or data.get("rank_code"):
         return

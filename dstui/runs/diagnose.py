@@ -354,4 +354,5 @@ def _left_behind(data: Mapping[str, Any]) -> str:
 
 
 def checkpoint_text(number: int) -> str:
+    """``(checkpoint 2 of 5: offload target)``, translated."""
     return _("(checkpoint {n} of 5: {name})").format(n=number, name=_(CHECKPOINTS[number - 1]))

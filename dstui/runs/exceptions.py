@@ -48,6 +48,7 @@ _PASSED_ON = re.compile(r"exited with non-zero (?:exit )?(?:status|code)|returne
 
 
 def wraps(f: Failure) -> bool:
+    """Whether a launcher or a script raised it because another process failed."""
     return f.short in _WRAPPERS or (f.short == "RuntimeError" and _PASSED_ON.search(f.message) is not None)
 
 
@@ -98,6 +99,7 @@ def only_echoes(case: Case) -> bool:
 
 
 def exceptions(case: Case) -> Iterator[Finding]:
+    """The exception that ended the first failing rank."""
     failures = candidates(case)
     if not failures or case.outcome == "finished":
         return

@@ -136,6 +136,7 @@ _BUILD = re.compile(
 
 
 def builds(case: Case) -> Iterator[Finding]:
+    """What compilers say about an op, without a traceback."""
     if case.outcome == "finished":
         return
     for line in case.tail[-3000:]:
@@ -150,6 +151,7 @@ def builds(case: Case) -> Iterator[Finding]:
 
 
 def numerics(case: Case) -> Iterator[Finding]:
+    """Losses that are not finite or 0, a loss scale at its floor, overflow in most steps."""
     losses = [e for e in case.events if e.kind in ("step", "progress") and e.values.get("loss") is not None]
     bad = [e for e in losses if not _sound(e)]
     together = losses[-1:] if losses and _zero_and_nan(losses[-1]) else []
