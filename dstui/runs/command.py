@@ -341,7 +341,10 @@ def trainer_needs_cpu_flag(spec: RunSpec, facts: Facts) -> bool:
 
     Then transformers counts one rank whatever the launcher started, so its batch sizes contradict
     DeepSpeed's, and refuses ``--bf16`` (TrainingArguments.__post_init__ and _setup_devices @ 5.24; executed).
+    Nothing is known of the cards of other nodes: a machine without GPU may start a run on nodes that have them.
     """
+    if spec.hostfile:
+        return False
     named = {a[2:].partition("=")[0].replace("-", "_") for a in spec.args if a.startswith("--")}
     return spec.engine == "hf" and facts.gpus == () and not named & {"use_cpu", "no_cuda"}
 

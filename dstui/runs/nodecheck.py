@@ -14,7 +14,7 @@ from dstui.facts.model import Facts
 from dstui.i18n import _, listed, ngettext
 from dstui.runs import command as commands
 from dstui.runs.command import Refused
-from dstui.runs.nodes import Answer, ask_all, is_here
+from dstui.runs.nodes import Answer, ask_all, environment_file, is_here
 from dstui.runs.preflight import Problem
 from dstui.runs.spec import RunSpec
 
@@ -43,6 +43,7 @@ def problems(spec: RunSpec, facts: Facts, env: Mapping[str, str]) -> Iterator[Pr
             yield Problem(code, "error", message.format(tool=tool), hint)
     if lacking and shutil.which("ssh", path=env.get("PATH")) is None:
         return
+    yield from _secrets(spec, python, env)
     names = [name for name, _ranks in hosts]
     known = _known_files(spec)
     port = spec.master_port if isinstance(spec.master_port, int) else ANY_PORT
@@ -74,6 +75,22 @@ def problems(spec: RunSpec, facts: Facts, env: Mapping[str, str]) -> Iterator[Pr
                 _("leave out --master-port, or name another one"),
             )
         yield from _meeting(spec, names, heard, python, port, env)
+
+
+def _secrets(spec: RunSpec, python: str, env: Mapping[str, str]) -> Iterator[Problem]:
+    """On one machine the ranks get the whole environment; over ssh a token would stand in everyone's ``ps``."""
+    _text, dropped = environment_file(
+        spec.env, env, cwd=str(commands.working_directory(spec)), python=python, run_id=""
+    )
+    if dropped:
+        yield Problem(
+            "node-environment",
+            "warning",
+            _("not handed on to the ranks: {names}").format(names=", ".join(sorted(dropped))),
+            _(
+                "log in on each node (hf auth login, wandb login); --env NAME=VALUE hands it on, for every user there to see"
+            ),
+        )
 
 
 def _known_files(spec: RunSpec) -> list[tuple[str, str]]:

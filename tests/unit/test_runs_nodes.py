@@ -371,6 +371,22 @@ def test_a_node_that_cannot_be_reached_and_missing_tools(
         assert "pdsh-missing" in check(tmp_path, HOSTS)
 
 
+def test_a_token_is_not_handed_on_in_silence(
+    tmp_path: Path, answers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    found = check(tmp_path, HOSTS)
+    assert list(found) == ["node-environment"] and found["node-environment"].severity == "warning"
+    assert "HF_TOKEN" in found["node-environment"].message and "secret" not in str(found)
+    assert check(tmp_path, HOSTS, env={"HF_TOKEN": "asked for"}) == {}
+
+
+def test_a_trainer_on_other_nodes_is_not_told_to_use_the_cpu() -> None:
+    facts = Facts(gpus=())
+    assert commands.trainer_needs_cpu_flag(RunSpec("t.py", engine="hf"), facts)
+    assert not commands.trainer_needs_cpu_flag(RunSpec("t.py", engine="hf", hostfile="hosts"), facts)
+
+
 def test_hostfiles_and_devices(tmp_path: Path, ssh: Path) -> None:
     assert "a second time" in check(tmp_path, "a slots=1\na slots=1\n")["hostfile-broken"].message
     assert "two-device-lists" in check(tmp_path, HOSTS, devices=("0",))
