@@ -18,6 +18,7 @@ from dstui.i18n import _, listed, ngettext
 from dstui.rules.diagnostic import Severity
 from dstui.rules.engine import Context, Engine, check_document
 from dstui.runs import command as commands
+from dstui.runs import processes, store
 from dstui.runs import script as scripts
 from dstui.runs.command import Refused
 from dstui.runs.nodes import is_here
@@ -611,7 +612,10 @@ def _port(spec: RunSpec) -> Iterator[Problem]:
             _("leave out --master-port: a free one is taken"),
         )
         return
-    if commands.port_is_free(port) or _elsewhere(spec):
+    if _elsewhere(spec):
+        return
+    if commands.port_is_free(port):
+        yield from _promised(port)
         return
     owner = port_owner(port)
     who = (
@@ -623,6 +627,27 @@ def _port(spec: RunSpec) -> Iterator[Problem]:
         _("port {port} is in use by {who}").format(port=port, who=who),
         _("leave out --master-port: a free one is taken"),
     )
+
+
+def _promised(port: int) -> Iterator[Problem]:
+    """A run that was started just now does not listen yet."""
+    for run in store.list_runs():
+        if run.exit is not None:
+            continue
+        try:
+            if run.manifest.get("master_port") != port or store.state(run) not in store.LIVE:
+                continue
+            here = run.place() == processes.here()
+        except DstuiError:
+            continue
+        if here:
+            yield Problem(
+                "port-promised",
+                "error",
+                _("port {port} was given to run {id}, which goes on").format(port=port, id=run.id),
+                _("leave out --master-port: a free one is taken"),
+            )
+            return
 
 
 def _elsewhere(spec: RunSpec) -> bool:

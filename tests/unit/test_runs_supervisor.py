@@ -22,7 +22,9 @@ from dstui.plain import stop as stop_verb
 from dstui.plain.runs import summary, table
 from dstui.runs import store
 from dstui.runs.adopt import adopt, adopt_lost
+from dstui.runs.command import free_port
 from dstui.runs.control import orphans, remove, stop
+from dstui.runs.preflight import preflight
 from dstui.runs.processes import alive, descendants, identify, marked, send
 from dstui.runs.spec import RunSpec
 from dstui.runs.start import start
@@ -639,6 +641,7 @@ def test_training_goes_on_when_the_state_disk_is_full(tmp_path: Path) -> None:
 import json, os, sys, time
 from pathlib import Path
 from dstui.facts.model import Facts, Interpreter
+from dstui.runs.command import free_port
 from dstui.runs.control import orphans, remove, stop
 from dstui.runs.spec import RunSpec
 from dstui.runs.start import start
@@ -882,3 +885,14 @@ def test_ranks_whose_launcher_dies_of_a_stop_have_its_time_and_no_more(
     assert stop(run, now=True).state == "stopped"  # somebody lost patience
     assert time.monotonic() - began < 9  # TERM, 3 s, KILL: not the ladder of leftovers
     assert "term" in run.out_log.read_text() and marked(run.id) == []
+
+
+def test_a_port_that_was_given_to_a_run_is_refused(begin: Callable[..., RunDir], tmp_path: Path) -> None:
+    """It does not listen yet: two starts within a second would both find the port free."""
+    port = free_port()
+    run = begin("import time; time.sleep(600)", master_port=port)
+    spec = RunSpec("train.py", launcher="python", cwd=str(tmp_path), master_port=port)
+    found = {p.code: p for p in preflight(spec, FACTS)}
+    assert found["port-promised"].severity == "error" and run.id in found["port-promised"].message
+    stop(run, now=True)
+    assert "port-promised" not in {p.code for p in preflight(spec, FACTS)}
