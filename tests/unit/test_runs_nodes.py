@@ -502,7 +502,7 @@ def test_a_run_without_supervisor_and_launcher_is_ended_on_its_nodes(
         assert process is not None
         send(process, signal.SIGKILL)
     until(lambda: store.state(run) == "lost")
-    assert len(marked(run.id)) == 4
+    until(lambda: len(marked(run.id)) == 4)
     done = stop(run, now=True)
     assert (done.state, done.nodes) == ("lost", ())
     until(lambda: not marked(run.id))
