@@ -698,8 +698,12 @@ async def test_lamps_and_alerts_by_keys(make_app: MakeApp, size: tuple[int, int]
         assert "! the loss is NaN since step 13 (2 reports)" in await until(walk, "the loss is NaN")
         await walk.press("k")
         text = await until(walk, "accumulation boundary")
-        assert "held 7" in text and 'switch on "wall_clock_breakdown": true' in text
-        assert "dstui explain DR601" in text
+        assert "held 7" in text and "dstui explain DR601" in text
+        assert text.index("the loss is NaN") < text.index("gradient clipping") < text.index("1 ZeRO stage"), (
+            "what burns is on the first screen, with what to do"
+        )
+        await walk.press("G")
+        await until(walk, 'switch on "wall_clock_breakdown": true')
         await walk.press("o", "4")
         await until(walk, "▸✓ 4 pinned memory and host RAM")
         await walk.press("m")

@@ -50,19 +50,29 @@ def alert_rows(found: Sequence[Alert], cells: int, g: Glyphs, limit: int = ALERT
 
 
 def health_page(shot: Snapshot, cells: int, g: Glyphs, chosen: int | None = None) -> list[Line]:
-    """Every lamp with its evidence and what to do, then every alert. ``chosen``: the lamp that is marked."""
-    rows: list[Line] = []
+    """Every alert and every lamp, with evidence and what to do. What stands out comes first: alerts if there are any,
+    unless a lamp was asked for. ``chosen``: the lamp that is marked."""
+    lamps: list[Line] = []
     for lamp in shot.lamps:
         role = LEVEL_ROLES[lamp.level]
         mark = g.cursor if lamp.checkpoint == chosen else " "
         head = f"{lamp_sign(lamp.level, g)} {lamp.checkpoint} {_(CHECKPOINTS[lamp.checkpoint - 1])}"
-        rows.append(line((mark, "key"), (head, role), ("  " + _(LEVEL_WORDS[lamp.level]), "dim")))
-        rows += wrapped(lamp.text, cells - 2, "", "     ", cut=g.cut)
+        lamps.append(line((mark, "key"), (head, role), ("  " + _(LEVEL_WORDS[lamp.level]), "dim")))
+        lamps += wrapped(lamp.text, cells - 2, "", "     ", cut=g.cut)
         if lamp.advice:
-            rows += wrapped(f"{g.arrow} {lamp.advice}", cells - 2, "dim", "     ", cut=g.cut)
-        rows.append(BLANK)
-    title = _("alerts")
-    rows.append(line((f" {title} ", "title"), (g.hline * max(0, cells - width(title) - 3), "dim")))
+            lamps += wrapped(f"{g.arrow} {lamp.advice}", cells - 2, "dim", "     ", cut=g.cut)
+        lamps.append(BLANK)
+    if shot.alerts and chosen is None:
+        return [*_alerts(shot, cells, g), BLANK, _title(_("five checkpoints"), cells, g), *lamps]
+    return [*lamps, *_alerts(shot, cells, g)]
+
+
+def _title(text: str, cells: int, g: Glyphs) -> Line:
+    return line((f" {text} ", "title"), (g.hline * max(0, cells - width(text) - 3), "dim"))
+
+
+def _alerts(shot: Snapshot, cells: int, g: Glyphs) -> list[Line]:
+    rows = [_title(_("alerts"), cells, g)]
     if not shot.alerts:
         nothing = _("none") if not shot.over else _("none when it ended")
         rows.append(line((" " + nothing, "dim")))
