@@ -318,22 +318,6 @@ class Document:
         row = bisect_right(self._lines, offset)
         return row, offset - self._lines[row - 1] + 1
 
-    def pointers(self) -> list[str]:
-        """Every pointer in the data, parents first, in the order of the file."""
-        out: list[str] = []
-
-        def walk(value: Any, base: str) -> None:
-            out.append(base)
-            if isinstance(value, dict):
-                for k, v in value.items():
-                    walk(v, base + join_pointer(k))
-            elif isinstance(value, list):
-                for i, v in enumerate(value):
-                    walk(v, f"{base}/{i}")
-
-        walk(self.data, "")
-        return out
-
     # -- edits ----------------------------------------------------------------------------------
 
     def edited(self, edits: Iterable[Mapping[str, Any]]) -> Document:

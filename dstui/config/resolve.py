@@ -140,36 +140,6 @@ class Resolved:
             return "bf16"
         return "fp16" if self.value("/fp16/enabled") else "fp32"
 
-    @property
-    def reduce_bucket_size(self) -> int | None:
-        """Elements."""
-        return _int(self.value("/zero_optimization/reduce_bucket_size"))
-
-    @property
-    def allgather_bucket_size(self) -> int | None:
-        """Elements."""
-        return _int(self.value("/zero_optimization/allgather_bucket_size"))
-
-    @property
-    def prefetch_bucket_size(self) -> int | None:
-        """Elements, stage 3."""
-        return _int(self.value("/zero_optimization/stage3_prefetch_bucket_size"))
-
-    @property
-    def param_persistence_threshold(self) -> int | None:
-        """Elements, stage 3."""
-        return _int(self.value("/zero_optimization/stage3_param_persistence_threshold"))
-
-    @property
-    def sub_group_size(self) -> int | None:
-        """Elements, stage 3."""
-        return _int(self.value("/zero_optimization/sub_group_size"))
-
-    @property
-    def overlap_comm(self) -> bool | None:
-        """With DeepSpeed's own default filled in: true at stage 3, else false."""
-        return _bool(self.value("/zero_optimization/overlap_comm"))
-
 
 _MISSING = object()
 

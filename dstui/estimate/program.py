@@ -173,10 +173,6 @@ class Tape:
             self.ops.append((FREE, t.slot, 0, 0))
             self.alive.discard(t)
 
-    def temporary(self, *sizes: int) -> None:
-        """Allocate all of ``sizes`` bytes, then free them."""
-        self.drop(*[self.new(n, grad=False) for n in sizes])
-
     def node(
         self, inputs: tuple[Tensor, ...], output: Tensor, saved: tuple[Tensor, ...], backward: BackwardFn
     ) -> Tensor:

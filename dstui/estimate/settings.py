@@ -91,7 +91,6 @@ class Settings:
     """Bytes of a parameter while the model loads."""
     load_on_gpu: bool
     """The model is made there at once."""
-    hf: bool
     hold_logits: bool
     expandable: bool
     adapter: int
@@ -383,7 +382,6 @@ class _Reader:
                 training.load_dtype or self.shape.dtype or "", element
             ),
             load_on_gpu=training.load_on == "gpu",
-            hf=training.loop == "hf",
             hold_logits=bool(training.hold_logits),
             expandable=bool(training.expandable),
             adapter=4 if lora and zero_init and stage == 3 else element,

@@ -52,7 +52,6 @@ class GpuSample:
     index: int
     uuid: str | None = None
     utilisation: float | None = None
-    memory_controller: float | None = None
     memory_total: int | None = None
     memory_used: int | None = None
     power: float | None = None
@@ -225,7 +224,6 @@ class NvmlSession:
             index=index,
             uuid=uuid,
             utilisation=None if busy is None else busy.gpu / 100,
-            memory_controller=None if busy is None else busy.memory / 100,
             memory_total=None if memory is None else int(memory.total),
             memory_used=None if memory is None else int(memory.used),
             power=None if power is None else power / 1000,

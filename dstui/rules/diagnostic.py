@@ -94,7 +94,3 @@ class FileReport:
     skipped: tuple[Skipped, ...] = ()
     live: Mapping[str, Any] | None = None
     """What the installed DeepSpeed itself said (``check --live``): ``deepspeed``, ``verdict``, ``problem``."""
-
-    @property
-    def worst(self) -> Severity | None:
-        return min((f.severity for f in self.findings), key=lambda s: s.rank, default=None)

@@ -159,7 +159,6 @@ class FieldView:
     enabled: bool = True
     why_not: str = ""
     """Why the field does not apply now (when not ``enabled``)."""
-    touched: bool = False
 
 
 @dataclass(frozen=True)
@@ -198,11 +197,6 @@ class Report:
     deepspeed: str | None = None
     changed: bool = True
     """Whether writing would change the file that was opened."""
-
-    @property
-    def ready(self) -> bool:
-        """The config can be written."""
-        return not self.blockers
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -427,7 +427,6 @@ class Session:
             error=error,
             enabled=not why_not,
             why_not=why_not,
-            touched=s.is_typed(spec.id) or spec.id in self._errors,
         )
 
     def _error(self, spec: FieldSpec) -> str:

@@ -34,7 +34,6 @@ class Glyphs:
     dot: str
     arrow: str
     left: str
-    right: str
     up: str
     down: str
     full: str
@@ -48,12 +47,12 @@ class Glyphs:
 
 UNICODE = Glyphs(
     cursor="▸", on="●", off="○", ticked="■", unticked="□", done="✓", skipped="–", problem="!",
-    vline="│", hline="─", dot="·", arrow="→", left="←", right="→", up="↑", down="↓", full="█", part="▒",
+    vline="│", hline="─", dot="·", arrow="→", left="←", up="↑", down="↓", full="█", part="▒",
     empty="·", limit="┊", cut="…", levels="▁▂▃▄▅▆▇█",
 )  # fmt: skip
 ASCII = Glyphs(
     cursor=">", on="*", off="o", ticked="x", unticked="-", done="+", skipped="-", problem="!",
-    vline="|", hline="-", dot="-", arrow=">", left="<", right=">", up="^", down="v", full="#", part="=",
+    vline="|", hline="-", dot="-", arrow=">", left="<", up="^", down="v", full="#", part="=",
     empty=".", limit="|", cut="~", levels="_.-:=+*#",
 )  # fmt: skip
 

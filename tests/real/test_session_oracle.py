@@ -57,7 +57,7 @@ def test_presets_and_walks_are_accepted(tmp_path: Path) -> None:
 
     def add(what: str, session: Session, folder: Path) -> None:
         report = session.report()
-        assert report.ready, (what, report.blockers)
+        assert not report.blockers, what
         written = session.write(folder / "ds_config.json")
         jobs.append(job(session, written.path))
         expected.append((what, session))

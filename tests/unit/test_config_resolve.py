@@ -73,9 +73,12 @@ def test_defaults_of_the_release() -> None:
     old, new = of(data, release="0.19.4"), of(data)
     assert (old.pin_param, new.pin_param) == (False, True)
     assert new.pin_optimizer is None and new.offload_optimizer == "none" and new.offload_param == "cpu"
-    assert new.overlap_comm is True and of({"train_batch_size": 1}).overlap_comm is False
-    assert new.reduce_bucket_size == 500_000_000 and type(new.reduce_bucket_size) is int
-    assert new.prefetch_bucket_size == 50_000_000 and new.param_persistence_threshold == 100_000
+    assert new.value("/zero_optimization/overlap_comm") is True
+    assert of({"train_batch_size": 1}).value("/zero_optimization/overlap_comm") is False
+    size = new.value("/zero_optimization/reduce_bucket_size")
+    assert size == 500_000_000 and type(size) is int
+    assert new.value("/zero_optimization/stage3_prefetch_bucket_size") == 50_000_000
+    assert new.value("/zero_optimization/stage3_param_persistence_threshold") == 100_000
     assert new.value("/gradient_clipping") == 1.0 and new.value("/steps_per_print", 7) is None
     assert new.value("/nothing", "x") == "x" and new.value("/zero_optimization/nothing") is None
     assert new.precision == "fp32" and new.stage == 3
@@ -95,7 +98,7 @@ def test_old_names_are_converted() -> None:
         }
     )
     assert found.accepted and found.offload_optimizer == "cpu" and found.offload_param == "none"
-    assert found.pin_optimizer is True and found.prefetch_bucket_size == 7
+    assert found.pin_optimizer is True and found.value("/zero_optimization/stage3_prefetch_bucket_size") == 7
     assert found.value("/zero_optimization/prefetch_bucket_size") == 7
     assert found.value("/zero_optimization/stage3_gather_16bit_weights_on_model_save") is True
     off = of({"train_batch_size": 1, "zero_optimization": {"stage": 2, "cpu_offload": False}})
@@ -164,7 +167,7 @@ def test_auto_stays_open_for_hugging_face_without_arguments() -> None:
     }
     found = of(data, 4, engine="hf")
     assert found.accepted and found.batch is None and found.precision is None
-    assert found.reduce_bucket_size is None and "/bf16/enabled" in found.open
+    assert found.value("/zero_optimization/reduce_bucket_size") is None and "/bf16/enabled" in found.open
     half = of({**data, "train_batch_size": 32}, 4, engine="hf")
     assert half.verdict == "unknown" and half.problem is not None and half.problem.kind == "open"
     broken = of({**data, "fp16": {"x": 1}}, 4, engine="hf")
@@ -189,7 +192,12 @@ def test_auto_is_filled_from_training_arguments() -> None:
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": 1,
     }
-    assert (found.precision, found.reduce_bucket_size, found.prefetch_bucket_size) == ("bf16", 10_000, 9_000)
+    zero = found.value("/zero_optimization")
+    assert (found.precision, zero["reduce_bucket_size"], zero["stage3_prefetch_bucket_size"]) == (
+        "bf16",
+        10_000,
+        9_000,
+    )
     assert data["train_batch_size"] == "auto"  # the caller's data is not touched
     clash = of({**data, "train_micro_batch_size_per_gpu": 4}, 4, engine="hf", args=args)
     assert clash.problem is not None and clash.problem.kind == "mismatch"
