@@ -213,7 +213,7 @@ MESSAGES: tuple[Message, ...] = (
          r"Temporary failure in name resolution",
          "localentry", "connect to", "max retries", "gatedrepo", "repositorynotfound", "gated repo", "httperror", "sslerror",
          "outgoing traffic", "offlinemode", "name resolution"),
-    _say("DR806", r"Error while deserializing header|SafetensorError(?!.*(?:StorageFull|No space left))|PytorchStreamReader failed|invalid header or archive is corrupted|"
+    _say("DR806", r"Error while deserializing header|SafetensorError(?!.*(?:serializing: IoError|StorageFull|No space left))|PytorchStreamReader failed|invalid header or archive is corrupted|"
          r"unexpected EOF, expected \d+ more bytes|_pickle\.UnpicklingError|ArrowInvalid: |file is not a zip file|"
          r"failed finding central directory",
          "deserializing", "safetensorerror", "streamreader", "corrupted", "unexpected eof", "unpicklingerror", "arrowinvalid",

@@ -345,6 +345,9 @@ def test_words_in_other_languages_do_no_harm() -> None:
         ("Bus error: it is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit.", "DR403"),
         ("RuntimeError: [enforce fail at inline_container.cc:603] . unexpected pos 64 vs 0", "DR901"),
         ("OSError: [Errno 122] Disk quota exceeded", "DR901"),
+        ('safetensors_rust.SafetensorError: Error while serializing: IoError(Os { code: 122, kind: FilesystemQuotaExceeded, message: "Disk quota exceeded" })', "DR901"),
+        ('safetensors_rust.SafetensorError: Error while serializing: IoError(Os { code: 28, kind: StorageFull, message: "No space left on device" })', "DR901"),
+        ("safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge", "DR806"),
     ],
 )  # fmt: skip
 def test_one_line_alone(line: str, expected: str | None) -> None:
