@@ -27,7 +27,8 @@ def caller_trains() -> bool:
     return not inside and all(importlib.util.find_spec(name) for name in ("torch", "deepspeed"))
 
 
-def wanted(kind: str) -> str:
+def wanted() -> str:
+    """What an environment of this checkout and this Python is stamped with."""
     text = (REPO / "pyproject.toml").read_bytes() + (REPO / "constraints.txt").read_bytes()
     return hashlib.sha256(text).hexdigest() + f" py{sys.version_info[0]}.{sys.version_info[1]}"
 
@@ -43,7 +44,7 @@ def setup(kind: str) -> None:
     if sys.version_info < (3, 10):  # noqa: UP036 - the caller may be any Python
         sys.exit("bootstrap: Python 3.10 or newer is needed: make PYTHON=/path/to/python3.11 run")
     stamp = dict(line.split("=", 1) for line in STAMP.read_text().splitlines()) if STAMP.exists() else {}
-    if stamp.get("run") == wanted(kind) and (kind == "run" or stamp.get("dev") == wanted(kind)):
+    if stamp.get("run") == wanted() and (kind == "run" or stamp.get("dev") == wanted()):
         return
     if not PYTHON.exists():
         print("bootstrap: creating .venv", file=sys.stderr)
@@ -64,9 +65,9 @@ def setup(kind: str) -> None:
     extras = ",".join(name for name, use in (("train", train), ("dev", kind == "dev")) if use)
     print("bootstrap: installing dstui", file=sys.stderr)
     pip("-c", "constraints.txt", "-e", f".[{extras}]" if extras else ".")
-    stamp["run"] = wanted(kind)
+    stamp["run"] = wanted()
     if kind == "dev":
-        stamp["dev"] = wanted(kind)
+        stamp["dev"] = wanted()
     STAMP.write_text("".join(f"{k}={v}\n" for k, v in stamp.items()))
 
 
