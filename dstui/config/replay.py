@@ -4,23 +4,20 @@ The steps are those of ``deepspeed/runtime/config.py`` ``DeepSpeedConfig.__init_
 ``_initialize_params``, ``_set_batch_related_parameters``, ``_batch_assertion`` and ``_do_error_check``.
 Which readers a release calls, in which order, and its pydantic models (fields, bounds, validators) come
 from its schema (``x-dstui.release``), so one replay serves all releases with a schema. A reader that
-behaved otherwise in older releases has a name for that behaviour in ``variants``. Pydantic's lax mode is
-the one of version 2 (measured on 2.14: ``"1"``, ``1.0`` and ``true`` are integers, ``1.5`` and ``"1e3"``
-are not; ``"yes"`` is a boolean...); that of version 1, used to 0.14.5, is in ``replay_old``.
+behaved otherwise in older releases has a name for that behaviour in ``variants``. How pydantic takes a
+value is in ``coerce``; what only older releases read, in ``replay_old``.
 
 DeepSpeed stops at its first problem; the replay goes on where later steps do not depend on it.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import Any
 
+from dstui.config.coerce import BOUNDS, LAX, LAX_1, shown, type_words
 from dstui.config.pointer import join_pointer
 from dstui.config.schema import Schema
 from dstui.i18n import _
@@ -49,115 +46,6 @@ class _Bad(Exception):
     def __init__(self, problems: list[Problem]) -> None:
         super().__init__()
         self.problems = problems
-
-
-def shown(value: Any, width: int = 50) -> str:
-    """A value as JSON for a message, shortened."""
-    try:
-        text = json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError):
-        text = repr(value)
-    return text if len(text) <= width else text[: width - 3] + "..."
-
-
-# -- pydantic's lax mode ------------------------------------------------------------------------
-
-_INT_TEXT = re.compile(r"\s*[+-]?[0-9]+(?:_[0-9]+)*(?:\.0*(?<=0))?\s*\Z")
-_TRUE = {"1", "on", "t", "true", "y", "yes"}
-_FALSE = {"0", "off", "f", "false", "n", "no"}
-
-
-def _lax_int(value: Any) -> int:
-    if isinstance(value, bool):
-        return int(value)
-    if isinstance(value, int):
-        return value
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
-        return int(value)
-    if isinstance(value, str) and len(value) <= 4300 and _INT_TEXT.match(value):
-        return int(value.strip().partition(".")[0])
-    raise ValueError
-
-
-def _lax_bool(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, (int, float)) and value in (0, 1):
-        return bool(value)
-    if isinstance(value, str) and value.lower() in _TRUE | _FALSE:
-        return value.lower() in _TRUE
-    raise ValueError
-
-
-def _lax_float(value: Any) -> float:
-    if isinstance(value, (bool, int, float)):
-        try:
-            return float(value)
-        except OverflowError:
-            return math.inf
-    if isinstance(value, str):
-        return float(value)
-    raise ValueError
-
-
-def _exactly(kind: type) -> Callable[[Any], Any]:
-    def check(value: Any) -> Any:
-        if isinstance(value, kind):
-            return value
-        raise ValueError
-
-    return check
-
-
-def _never(_value: Any) -> Any:
-    raise ValueError
-
-
-_LAX: dict[str, Callable[[Any], Any]] = {
-    "int": _lax_int,
-    "bool": _lax_bool,
-    "float": _lax_float,
-    "str": _exactly(str),
-    "path": lambda value: str(PurePosixPath(_exactly(str)(value))),
-    "list": _exactly(list),
-    "tuple": _exactly(list),
-    "dict": _exactly(dict),
-    "any": lambda value: value,
-    "dtype": _never,  # an instance of torch.dtype: nothing that JSON can hold
-}
-_BOUNDS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
-    "gt": (lambda v, b: v > b, ">"),
-    "ge": (lambda v, b: v >= b, ">="),
-    "lt": (lambda v, b: v < b, "<"),
-    "le": (lambda v, b: v <= b, "<="),
-}
-
-
-def type_words(term: Any) -> str:
-    """A type term in words, for messages."""
-    words = {
-        "int": _("an integer"),
-        "bool": _("true or false"),
-        "float": _("a number"),
-        "str": _("a string"),
-        "path": _("a path"),
-        "list": _("a list"),
-        "tuple": _("a list"),
-        "dict": _("an object"),
-        "dtype": _("nothing (it can only be set from Python)"),
-    }
-    if isinstance(term, str):
-        return words.get(term, term)
-    ((kind, inner),) = term.items()
-    if kind == "null":
-        return _("{type} or null").format(type=type_words(inner))
-    if kind in ("enum", "literal"):
-        return _("one of {choices}").format(choices=", ".join(shown(v) for v in inner))
-    if kind == "list":
-        return _("a list, each item {type}").format(type=type_words(inner))
-    if kind == "union":
-        return " | ".join(type_words(t) for t in inner)
-    return words["dict"]
 
 
 @dataclass
@@ -189,10 +77,8 @@ class Replay:
         self.from_file = from_file
         self.variants: Mapping[str, str] = schema.facts["variants"]
         self.pydantic1 = schema.facts["pydantic"] == 1
-        self.lax = _LAX
+        self.lax = LAX
         if self.pydantic1:
-            from dstui.config.replay_old import LAX_1
-
             self.lax = LAX_1
         self.data = data
         self.world: float = world_size
@@ -353,7 +239,7 @@ class Replay:
                     if key in check.get("fields", ()):
                         value = self._field_check(check["name"], where, value)
                 value = self._coerce(f["type"], value, where)
-                for word, (test, sign) in _BOUNDS.items():
+                for word, (test, sign) in BOUNDS.items():
                     if word in f and value is not None and not test(value, f[word]):
                         raise _Bad(
                             [
@@ -433,7 +319,7 @@ class Replay:
                 try:
                     found_value = value
                     if isinstance(inner[0], int) and not self.pydantic1:
-                        found_value = _lax_int(value)
+                        found_value = LAX["int"](value)
                     if not isinstance(found_value, (dict, list)) and found_value in inner:
                         return inner[inner.index(found_value)]
                 except ValueError:

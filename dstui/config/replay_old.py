@@ -1,76 +1,24 @@
-"""What only older releases do: pydantic 1 (to 0.14.5), fp16 and bf16 as plain dictionaries (to 0.17.0),
+"""What only older releases do: fp16 and bf16 as plain dictionaries (to 0.17.0),
 and the readers of removed features: elasticity, compression, eigenvalue (to 0.19.6/0.19.7)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from dstui.config.coerce import shown
 from dstui.config.pointer import join_pointer
-from dstui.config.replay import shown
 from dstui.i18n import _
 
 if TYPE_CHECKING:
     from dstui.config.replay import Replay
-
-# -- pydantic 1 (``pydantic/v1/validators.py``, 1.10) -------------------------------------------
-
-
-def _int_1(value: Any) -> int:
-    try:
-        return int(value)
-    except OverflowError as e:
-        raise ValueError from e
-
-
-def _bool_1(value: Any) -> bool:
-    if isinstance(value, str):
-        value = value.lower()
-    if isinstance(value, (bool, int, float, str)):
-        if value in (1, "1", "on", "t", "true", "y", "yes"):
-            return True
-        if value in (0, "0", "off", "f", "false", "n", "no"):
-            return False
-    raise ValueError
-
-
-def _str_1(value: Any) -> str:
-    if isinstance(value, (str, int, float)):
-        return str(value)
-    raise ValueError
-
-
-def _list_1(value: Any) -> list[Any]:
-    if isinstance(value, list):
-        return value
-    raise ValueError
-
-
-def _path_1(value: Any) -> str:
-    return str(PurePosixPath(value))
-
-
-LAX_1: dict[str, Callable[[Any], Any]] = {
-    "int": _int_1,
-    "bool": _bool_1,
-    "float": float,
-    "str": _str_1,
-    "path": _path_1,
-    "list": _list_1,
-    "tuple": _list_1,
-    "dict": dict,
-    "any": lambda value: value,
-}
-"""Fractions are cut (``1.5`` is 1), numbers become strings, pairs and an empty string become a dictionary."""
 
 
 # -- fp16 and bf16 (``runtime/config.py`` get_fp16_enabled ... get_dynamic_loss_scale_args, to 0.17.0) --
 
 
 def precision(replay: Replay) -> None:
-    """fp16 and bf16 as ``get_fp16_enabled`` and its like read them from plain dictionaries (runtime/config.py, to 0.17.0)."""
+    """fp16 and bf16 as plain dictionaries."""
     fp16 = replay.block("fp16") if "fp16" in replay.data else {}
     name = next((n for n in ("bf16", "bfloat16") if n in replay.data), None)
     bf16 = replay.block(name) if name else {}

@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dstui.config import schema as schemas
+from dstui.config.coerce import shown
 from dstui.config.pointer import join_pointer, lookup, split_pointer
-from dstui.config.replay import Model, Problem, Replay, shown
+from dstui.config.replay import Model, Problem, Replay
 from dstui.i18n import _
 
 Verdict = Literal["accepted", "rejected", "unknown"]

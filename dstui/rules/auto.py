@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dstui.config.coerce import shown
 from dstui.config.pointer import dotted, split_pointer
-from dstui.config.replay import shown
 from dstui.i18n import N_, _
 from dstui.rules.diagnostic import Severity
 from dstui.rules.edits import drop

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from dstui.config.coerce import shown
 from dstui.config.pointer import dotted, join_pointer
-from dstui.config.replay import Problem, shown
+from dstui.config.replay import Problem
 from dstui.i18n import N_, _
 from dstui.rules.diagnostic import Fix, Severity
 from dstui.rules.edits import drop, key_of, put, rename, sibling
