@@ -70,7 +70,7 @@ def _talks(command: Command) -> bool:
 
 @dataclass(frozen=True)
 class Measured:
-    """Bytes and seconds. GPU figures are the worst rank's, host figures the sum over the ranks of this node."""
+    """Bytes and seconds. GPU figures are the worst rank's, host figures the sum over the ranks of the fullest node."""
 
     ranks: int = 0
     steps: int = 0
@@ -114,6 +114,8 @@ class _Rank:
     phases: dict[str, dict[str, int]] = field(default_factory=dict)
     times: dict[int, float] = field(default_factory=dict)
     steps: int = 0
+    node: str | None = None
+    """Of a run on several nodes: which of them."""
     overhead: int | None = None
     retries: int = 0
     seen: dict[str, Any] = field(default_factory=dict)
@@ -162,6 +164,8 @@ def _take(rank: _Rank, data: Mapping[str, Any]) -> None:
     elif event == "step":
         rank.steps = max(rank.steps, int(data["step"]))
         rank.times[int(data["step"])] = float(data["seconds"])
+    elif event == "start":
+        rank.node = data.get("node")
     elif event == "model":
         rank.seen = {k: v for k, v in data.items() if k not in ("event", "t")}
     elif event == "end":
@@ -180,9 +184,12 @@ def _together(ranks: list[_Rank]) -> Measured:
             if values:
                 into[what] = max(values)
         for what in ("host", "pinned"):
-            values = [f[what] for f in found if what in f]
-            if values:
-                into[what] = sum(values)
+            sums: dict[str | None, int] = {}
+            for r in ranks:
+                if what in r.phases.get(name, {}):
+                    sums[r.node] = sums.get(r.node, 0) + r.phases[name][what]
+            if sums:
+                into[what] = max(sums.values())
         if into:
             phases[name] = into
 
@@ -190,8 +197,13 @@ def _together(ranks: list[_Rank]) -> Measured:
         return max((n for r in ranks if (n := r.highest(what)) is not None), default=None)
 
     def total(what: str) -> int | None:
-        values = [n for r in ranks if (n := r.highest(what)) is not None]
-        return sum(values) if len(values) == len(ranks) else None
+        sums: dict[str | None, int] = {}
+        for r in ranks:
+            n = r.highest(what)
+            if n is None:
+                return None
+            sums[r.node] = sums.get(r.node, 0) + n
+        return max(sums.values(), default=None)
 
     times = [
         statistics.median(later)

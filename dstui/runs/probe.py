@@ -191,7 +191,7 @@ class Probe:
         self.hwm_resets = self._reset_hwm()
         self.write("start", schema_version=SCHEMA_VERSION, pid=self.pid, rank=self.rank,
                    local_rank=int(os.environ["LOCAL_RANK"]), python=".".join(map(str, sys.version_info[:3])),
-                   hwm_resets=self.hwm_resets)  # fmt: skip
+                   hwm_resets=self.hwm_resets, node=os.environ.get("DSTUI_NODE"))  # fmt: skip
 
     # -- writing -------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from dstui.estimate.model import load_model
 from dstui.estimate.subject import subject
 from dstui.facts.model import Facts, GpuProcess
 from dstui.plain.trial import lines, trial_spec
-from dstui.runs import calibration, store, trial
+from dstui.runs import calibration, measured, store, trial
 from dstui.runs.samples import Peaks
 from dstui.runs.spec import RunSpec
 from dstui.runs.store import RunDir
@@ -81,6 +81,19 @@ def write_rank(run: RunDir, rank: int, seen: dict[str, Any], steps: int) -> None
     ]  # fmt: skip
     path = run.path / "probe" / f"rank-{rank}.jsonl"
     path.write_text("".join(json.dumps({"t": 1.0, **r}) + "\n" for r in rows))
+
+
+def test_host_memory_is_that_of_the_fullest_node() -> None:
+    run = make(outcome="failed")
+    for rank, node in ((0, "0"), (1, "1")):
+        path = run.path / "probe" / f"rank-{rank}.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        rows[0]["node"] = node
+        path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    found = measured.read_probe(run)
+    assert found is not None
+    assert found.host == 7 * GiB // 2, "one rank on each node: their sums are not added"
+    assert found.phases["load"]["host"] == 2 * GiB
 
 
 def test_what_ran_is_what_is_predicted() -> None:
