@@ -31,6 +31,9 @@ from dstui.runs.spec import RunSpec
 from dstui.runs.start import start
 from dstui.runs.store import RunDir
 from dstui.runs.supervisor import host_named, rank_code_from_log
+from dstui.runs.view import RunView
+from dstui.tui.terminal import UNICODE
+from dstui.tui.widgets.dashboard import overview
 from tests.run_tools import FakeRun
 from tests.supervised import ended, events, until
 
@@ -580,3 +583,20 @@ def test_a_node_that_is_gone() -> None:
     found = diagnose_run(made.run)
     assert found.cause is not None and found.cause.code == "DR723"
     assert any("No route to host" in e.text for e in found.evidence)
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_the_screens_say_what_is_not_seen(gpus: int, capsys: pytest.CaptureFixture[str]) -> None:
+    made = FakeRun(gpus=gpus, ranks=2)
+    hosts = [{"name": "alpha", "ranks": 2, "here": True}, {"name": "beta", "ranks": 2, "here": False}]
+    store.write_json(made.run.manifest_path, {**made.run.manifest, "hosts": hosts, "world_size": 4})
+    made.tick()
+    said = "2 of 4 ranks are on other nodes, not sampled: beta"
+    view = RunView(made.run)
+    try:
+        rows = overview(view.poll(), 80, 24, UNICODE, made.now)
+    finally:
+        view.close()
+    assert any(said in "".join(text for text, _role in row) for row in rows)
+    main(["watch", "--once", made.id])
+    assert said in capsys.readouterr().out
