@@ -153,6 +153,8 @@ def builds(case: Case) -> Iterator[Finding]:
 def numerics(case: Case) -> Iterator[Finding]:
     """Losses that are not finite or 0, a loss scale at its floor, overflow in most steps."""
     losses = [e for e in case.events if e.kind in ("step", "progress") and e.values.get("loss") is not None]
+    if not losses:
+        yield from _norms(case)
     bad = [e for e in losses if not _sound(e)]
     together = losses[-1:] if losses and _zero_and_nan(losses[-1]) else []
     if (len(bad) >= 2 and losses and not _sound(losses[-1])) or together:
@@ -210,6 +212,23 @@ def numerics(case: Case) -> Iterator[Finding]:
             tuple(case.line(e.offset, e.text) for e in overflows[-2:]),
             tuple(repairs.precision(case.config)),
             weight=20,
+        )
+
+
+_SKIPPED = re.compile(r"skipped iterations: *[1-9]")
+
+
+def _norms(case: Case) -> Iterator[Finding]:
+    """A log whose steps show no loss: gradients that are not numbers in each of the last steps, none of them skipped
+    (a loss scale that walks down skips them)."""
+    steps = [e for e in case.of("step") if e.values.get("grad_norm") is not None]
+    bad = list(itertools.takewhile(lambda e: math.isnan(e.values["grad_norm"]), reversed(steps)))
+    if len(bad) >= 3 and not any(_SKIPPED.search(e.text) for e in bad):
+        yield Finding(
+            Named("DR601", "likely", _("the gradient norm is not a number")),
+            (case.line(bad[-1].offset, bad[-1].text),),
+            (*_known(case), *repairs.precision(case.config)),
+            weight=35,
         )
 
 

@@ -533,6 +533,18 @@ def test_nccl_without_room_on_its_card(said: str) -> None:
     assert found.cause is not None and found.cause.code == "DR101"
 
 
+@pytest.mark.parametrize(("skipped", "code"), [(0, "DR601"), (1, None)])
+def test_steps_without_a_loss_whose_gradients_are_no_numbers(skipped: int, code: str | None) -> None:
+    log = "".join(
+        f" iteration {n:8}/ 5000 | consumed samples: {n * 8} | elapsed time per iteration (ms): 4247.9 | "
+        f"learning rate: 2.999E-04 | global batch size: 8 | loss scale: 1.0 | grad norm: nan | "
+        f"number of skipped iterations: {skipped} | number of nan iterations: 0 |\n"
+        for n in range(11, 16)
+    )
+    answer = diagnose(log, text=True)
+    assert (answer.cause.code if answer.cause else None) == code
+
+
 def test_a_loss_that_sank_below_what_is_printed() -> None:
     sank = "".join(f"step {n} loss {x}\n" for n, x in enumerate((0.9, 0.02, 0.0004, 0.0, 0.0, 0.0, 0.0)))
     assert diagnose(sank, text=True).cause is None
