@@ -106,6 +106,9 @@ def render(found: Diagnosis) -> str:
                 + (f"  ({_('price: {text}').format(text=fix.price)})" if fix.price else "")
             )
             lines += [f"       {json.dumps(dict(edit), ensure_ascii=False)}" for edit in fix.edits]
+    else:
+        advice = _("what to do: {text}").format(text=_(BY_CODE[cause.code].do))
+        lines += ["", *wrap(advice, WIDTH, rest="  ")]
     if found.others:
         lines += [
             "",
