@@ -36,7 +36,7 @@ from dstui.runs.compare import Column, Comparison, compare
 from dstui.runs.logout import kills_user_processes, systemd_run
 from dstui.runs.ops import extensions_root
 from dstui.runs.preflight import preflight, worst
-from dstui.runs.processes import Place, Process, alive, here, identify
+from dstui.runs.processes import Place, Process, alive, for_supervisor, here, identify
 from dstui.runs.spec import RunSpec
 from dstui.runs.start import PreflightFailed, await_answer, start
 from dstui.runs.store import LIVE, RunDir, write_json
@@ -284,7 +284,7 @@ def _spawn(ab: AbDir, plan: Plan, env: Mapping[str, str]) -> None:
         child = subprocess.Popen(
             [*scope, sys.executable, "-m", "dstui.runs.ab", str(ab.path), str(write_end)],
             cwd=str(Path(__file__).resolve().parents[2]),
-            env=dict(env),
+            env=for_supervisor(env, ab.id),
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
