@@ -117,6 +117,15 @@ def test_watch_without_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no runs" in capsys.readouterr().err
 
 
+def test_without_a_change_the_page_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose", str(LOGS / "exit.log")]) == 0
+    out = capsys.readouterr().out
+    assert "DR711" in out and "what to do: see the last lines" in out and "what to change" not in out
+    assert main(["diagnose", str(LOGS / "batch.log")]) == 0
+    out = capsys.readouterr().out
+    assert "what to change" in out and "what to do" not in out
+
+
 def test_diagnose_a_log_a_run_and_stdin(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
