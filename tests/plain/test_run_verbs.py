@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dstui import cli
+from dstui.facts.model import Facts, Gpu, Interpreter
 from dstui.plain import logs
 from dstui.plain.runs import table
 from dstui.runs import store
@@ -282,3 +283,30 @@ def test_logs_on_a_terminal_and_in_a_file(work: Path, capfd: pytest.CaptureFixtu
         os.close(slave)
     assert b"\x1b" not in shown and b"\x07" not in shown and b"\xc2\x9b" not in shown
     assert b"red" in shown and "\u4e2d\u6587".encode() in shown and b"endX" in shown
+
+
+def test_more_ranks_than_gpus_are_said_whatever_the_checks(
+    work: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Three ranks on two cards: refused with both numbers; without checks never two in silence."""
+    stand_in = work / "python"
+    stand_in.write_text("#!/bin/sh\necho started\n")
+    stand_in.chmod(0o755)
+    cards = tuple(Gpu(i, uuid=f"GPU-{i}", name="H", processes=()) for i in range(2))
+    packages = {"deepspeed": "0.19.8", "torch": "2.13.0"}
+    it = Interpreter(str(stand_in), "option", "3.11.2", packages, torch_cuda="13.0")
+    monkeypatch.setattr("dstui.facts.detect.detect", lambda **_k: Facts(gpus=cards, interpreters=(it,)))
+    words = ("run", "--python", str(stand_in), "--num-gpus", "3")
+    for more in ((), ("--no-preflight",)):
+        code, _out, err = dstui(capfd, *words, *more, "--", "short.py")
+        assert code == 2 and "3 ranks on 2 GPUs" in err and "--num-gpus 2" in err, err
+    assert store.list_runs() == []
+    code, _out, err = dstui(capfd, *words, "--launcher", "torchrun", "--", "short.py")
+    assert code == 2 and "3 ranks on 2 GPUs" in err
+    code, out, err = dstui(
+        capfd, *words, "--launcher", "torchrun", "--no-preflight", "--json", "--wait", "--", "short.py"
+    )
+    assert code == 0 and "warning: 3 ranks on 2 GPUs" in err
+    manifest = store.find_run(json.loads(out)["run"]).manifest
+    argv = manifest["command"]
+    assert manifest["world_size"] == 3 and argv[argv.index("--nproc_per_node") + 1] == "3"
