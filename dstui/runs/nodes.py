@@ -45,6 +45,8 @@ _HANDED_ON = (
 )  # fmt: skip
 """Variables of the caller that change what a training does and mean the same on another node."""
 _BY_DEEPSPEED = ("PYTHON", "MLFLOW", "MV2", "UCX")
+QUOTES_SINCE = (0, 15, 2)
+"""First release whose launcher puts quotes around what it exports (launcher/multinode_runner.py)."""
 _OF_THIS_NODE = ("CUDA_VISIBLE_DEVICES", "DS_ENV_FILE")
 
 # Runs on the node with any Python from 3.6 on; says one line of JSON.
@@ -402,23 +404,32 @@ def left_behind(records: Any) -> list[dict[str, Any]]:
 
 
 def environment_file(
-    added: Mapping[str, str], caller: Mapping[str, str], *, cwd: str, python: str, run_id: str
+    added: Mapping[str, str],
+    caller: Mapping[str, str],
+    *,
+    cwd: str,
+    python: str,
+    run_id: str,
+    release: str | None = None,
 ) -> tuple[bytes, tuple[str, ...]]:
     """What ``DS_ENV_FILE`` gives to every node, and the names that cannot go that way.
 
-    DeepSpeed reads NAME=VALUE lines, quotes a value that has special characters with ``"`` and nothing more, and
-    writes it into the command that pdsh hands to each node's shell (multinode_runner.py add_export). So ``$``, quotes
-    and ``\\`` are escaped here, and ``%`` for pdsh; a line break cannot be carried.
+    DeepSpeed reads NAME=VALUE lines, puts ``"`` around a value and escapes nothing, and writes it into the command that
+    pdsh hands to each node's shell (multinode_runner.py add_export; before 0.15.2 without the ``"``, from 0.16.5 only
+    where there is a special character). So ``$``, quotes and ``\\`` are escaped here, and ``%`` for pdsh; a line break
+    cannot be carried. ``release``: the DeepSpeed that starts it; unknown: a recent one.
 
     In order, the later wins: the caller's variables (secrets left out: the command line of pdsh and ssh shows them to
     everyone on these nodes), lines of the caller's own ``.deepspeed_env`` as they are, what dstui adds, ``--env``.
     """
     lines: dict[str, str] = {}
     dropped: list[str] = []
+    numbers = tuple(int(n) for n in re.findall(r"\d+", release or "")[:3])
+    quote = '"' if numbers and numbers < QUOTES_SINCE else ""
     for name in sorted(caller):
         if not name.startswith(_HANDED_ON) or name in _OF_THIS_NODE or name in added:
             continue
-        if redact.is_secret(name) or not _put(lines, name, caller[name]):
+        if redact.is_secret(name) or not _put(lines, name, caller[name], quote):
             dropped.append(name)
     own = caller.get("DS_ENV_FILE") or ".deepspeed_env"
     for folder in (caller.get("HOME") or str(Path.home()), cwd):
@@ -433,10 +444,10 @@ def environment_file(
     for name, value in added.items():
         if name in _OF_THIS_NODE or name == "PATH" or name.startswith(_BY_DEEPSPEED):
             continue
-        if not _put(lines, name, value):
+        if not _put(lines, name, value, quote):
             dropped.append(name)
     # Each node's own PATH; the op builder looks for ninja there.
-    lines["PATH"] = f"{_escaped(str(Path(python).parent))}:$PATH"
+    lines["PATH"] = f"{quote}{_escaped(str(Path(python).parent))}:$PATH{quote}"
     lines[RUN_ID_VARIABLE] = run_id
     lines[NODE_VARIABLE] = "%n"
     return "".join(f"{k}={v}\n" for k, v in lines.items()).encode(), tuple(
@@ -444,10 +455,10 @@ def environment_file(
     )
 
 
-def _put(lines: dict[str, str], name: str, value: str) -> bool:
+def _put(lines: dict[str, str], name: str, value: str, quote: str) -> bool:
     if "\n" in value or "\r" in value or not re.fullmatch(r"[A-Za-z_]\w*", name):
         return False
-    lines[name] = _escaped(value)
+    lines[name] = f"{quote}{_escaped(value)}{quote}"
     return True
 
 

@@ -484,6 +484,7 @@ class Supervisor:
             cwd=self.job["cwd"],
             python=str(self.manifest.get("python")),
             run_id=self.run.id,
+            release=(self.manifest.get("versions") or {}).get("deepspeed"),
         )
         if dropped:
             self.event("not_handed_on", names=sorted(dropped))
@@ -1088,7 +1089,9 @@ class Supervisor:
         code = self.launcher_code
         assert code is not None
         at_exit = [w for w in self.watched.values() if w.rank is not None and w.ended_at is None]
-        stopped = self.stop is not None and not self.stop.failed  # one that comes now finds a run that is over
+        stopped = (
+            self.stop is not None and not self.stop.failed
+        )  # one that comes now finds a run that is over
         self.end_on_nodes()
         self.end_leftovers()
         with contextlib.suppress(OSError):

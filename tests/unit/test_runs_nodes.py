@@ -103,13 +103,13 @@ def asked(ssh: Path) -> list[list[str]]:
 # -- the environment -------------------------------------------------------------------------------------
 
 
-def through_deepspeed(text: bytes, node: int) -> dict[str, str]:
-    """What a rank of that node gets: DeepSpeed's ``add_export`` @ 0.19.8, pdsh's ``%n``, and a real shell."""
+def through_deepspeed(text: bytes, node: int, quotes: str) -> dict[str, str]:
+    """What a rank of that node gets: DeepSpeed's ``add_export``, pdsh's ``%n``, and a real shell."""
     exports = ""
     for line in text.decode().splitlines(keepends=True):
         name, value = line.split("=", maxsplit=1)
         value = value.strip()
-        if re.search(r"[^\w@%+=:,./-]", value):
+        if quotes == "always" or (quotes == "special" and re.search(r"[^\w@%+=:,./-]", value)):
             value = f'"{value}"'
         exports += f"export {name.strip()}={value}; "
     exports = re.sub(r"%([%n])", lambda m: "%" if m.group(1) == "%" else str(node), exports)
@@ -139,15 +139,30 @@ VALUES = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("release", "quotes"),
+    [
+        ("0.14.0", "never"),
+        ("0.15.1", "never"),
+        ("0.15.2", "always"),
+        ("0.19.8+cu", "special"),
+        (None, "special"),
+    ],
+)
 @pytest.mark.parametrize("value", VALUES)
-def test_a_value_reaches_the_ranks_as_it_is(value: str) -> None:
+def test_a_value_reaches_the_ranks_as_it_is(value: str, release: str | None, quotes: str) -> None:
     text, dropped = environment_file(
-        {"MINE": value}, {"NCCL_X": value}, cwd="/", python="/opt/venv/bin/python", run_id="abc"
+        {"MINE": value},
+        {"NCCL_X": value},
+        cwd="/",
+        python="/opt/my venv/bin/python",
+        run_id="abc",
+        release=release,
     )
-    there = through_deepspeed(text, 7)
+    there = through_deepspeed(text, 7, quotes)
     assert (there["MINE"], there["NCCL_X"]) == (value, value)
     assert (there[RUN_ID_VARIABLE], there[NODE_VARIABLE]) == ("abc", "7")
-    assert there["PATH"] == "/opt/venv/bin:/usr/bin:/bin"
+    assert there["PATH"] == "/opt/my venv/bin:/usr/bin:/bin"
     assert not dropped
 
 
