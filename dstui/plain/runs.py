@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from pathlib import PurePath
 from typing import Any
@@ -85,6 +86,8 @@ def run(args: argparse.Namespace) -> int:
         print(_("no runs yet; start one: dstui demo"))
         return Exit.OK
     print(table(rows))
+    if rows[0]["state"] in ("failed", "lost"):
+        print(_("why the newest one failed: dstui diagnose last"), file=sys.stderr)
     return Exit.OK
 
 

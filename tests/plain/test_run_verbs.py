@@ -64,8 +64,10 @@ def begin(capfd: pytest.CaptureFixture[str], *argv: str) -> store.RunDir:
 def test_wait_tells_the_fate(work: Path, capfd: pytest.CaptureFixture[str]) -> None:
     code, out, _err = dstui(capfd, *RUN, "--wait", "--", "short.py")
     assert code == 0 and "finished" in out
+    assert "diagnose" not in dstui(capfd, "runs")[2]
     code, out, _err = dstui(capfd, *RUN, "--wait", "--", "bad.py")
     assert code == 1 and "failed" in out
+    assert "dstui diagnose last" in dstui(capfd, "runs")[2]
     (work / "oom.py").write_text(
         "raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB')\n"
     )
