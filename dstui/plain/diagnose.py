@@ -12,8 +12,9 @@ from typing import Any
 from dstui.errors import DstuiError, Exit
 from dstui.i18n import _, listed
 from dstui.plain.columns import wrap
+from dstui.runs.case import Diagnosis
 from dstui.runs.causes import BY_CODE, CHECKPOINTS
-from dstui.runs.diagnose import Diagnosis, diagnose
+from dstui.runs.diagnose import diagnose
 from dstui.runs.store import state_word
 
 WIDTH = 100

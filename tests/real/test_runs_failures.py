@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from dstui.cli import main
-from dstui.runs.diagnose import Diagnosis, diagnose_run
+from dstui.runs.case import Diagnosis
+from dstui.runs.diagnose import diagnose_run
 from dstui.runs.store import RunDir, find_run, list_runs
 from tests.conftest import EXTENSIONS
 

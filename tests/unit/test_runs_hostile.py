@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from dstui.runs import messages
-from dstui.runs.diagnose import Diagnosis, diagnose
+from dstui.runs.case import Diagnosis
+from dstui.runs.diagnose import diagnose
 
 LOGS = Path(__file__).parent.parent / "data" / "logs"
 REAL = sorted(p.name for p in LOGS.glob("*.log"))

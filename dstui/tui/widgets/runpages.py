@@ -8,7 +8,7 @@ from typing import Any
 
 from dstui.i18n import _
 from dstui.runs.causes import BY_CODE, CHECKPOINTS
-from dstui.runs.diagnose import Diagnosis
+from dstui.runs.case import Diagnosis
 from dstui.runs.repairs import Repair
 from dstui.runs.rerun import Change
 from dstui.runs.stacks import Stacks
