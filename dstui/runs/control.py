@@ -17,7 +17,7 @@ from typing import Any
 from dstui.errors import DstuiError
 from dstui.i18n import _
 from dstui.runs import store
-from dstui.runs.nodes import Reach, host_names, left_behind
+from dstui.runs.nodes import PASSING, Reach, host_names, left_behind
 from dstui.runs.processes import STOP_NOW, Process, alive, here, marked, send
 from dstui.runs.store import RunDir
 
@@ -70,7 +70,8 @@ def stop(run: RunDir, now: bool = False, timeout: float | None = STOP_SECONDS) -
         if run.has_ended():
             return Stopped(True, store.state(run), already=True)
         if store.rebooted(run):
-            return Stopped(True, "lost", already=True)
+            left = _end_on_nodes(run, _hosts(run), now)
+            return Stopped(True, "lost", already=not left, nodes=left)
         if not look.here:
             raise DstuiError(
                 _("run {id} is lost: its supervisor on {host} is gone").format(
@@ -96,10 +97,10 @@ def stop(run: RunDir, now: bool = False, timeout: float | None = STOP_SECONDS) -
     deadline = None if timeout is None else time.monotonic() + timeout
     while deadline is None or time.monotonic() < deadline:
         if run.has_ended():
-            return Stopped(True, store.state(run), nodes=_left_on_nodes(run))
+            return Stopped(True, store.state(run), nodes=_again_from_here(run))
         if look.here and store.liveness(run).supervisor is False:
             if run.has_ended():
-                return Stopped(True, store.state(run), nodes=_left_on_nodes(run))
+                return Stopped(True, store.state(run), nodes=_again_from_here(run))
             left = _end_on_nodes(run, _hosts(run), now)
             killed = end_orphans(run, now=now)
             return Stopped(True, "lost", killed=tuple(p.pid for p in killed), nodes=left)
@@ -115,6 +116,15 @@ def _left_on_nodes(run: RunDir) -> tuple[Mapping[str, Any], ...]:
     """What ``exit.json`` says of its nodes, less those that a later stop has cleared."""
     cleared = {h for e in run.events() if e.get("event") == "nodes_cleared" for h in e.get("hosts") or ()}
     return tuple(r for r in left_behind((run.exit or {}).get("nodes")) if r["host"] not in cleared)
+
+
+def _again_from_here(run: RunDir) -> tuple[Mapping[str, Any], ...]:
+    """What is left on nodes that refused the supervisor: this terminal may have a key (an agent's) that it has not."""
+    left = _left_on_nodes(run)
+    refused = [str(r["host"]) for r in left if r.get("problem") not in (None, *PASSING)]
+    if not refused:
+        return left
+    return (*_end_on_nodes(run, refused, now=True), *(r for r in left if r["host"] not in refused))
 
 
 def _end_on_nodes(run: RunDir, hosts: Sequence[str], now: bool) -> tuple[Mapping[str, Any], ...]:

@@ -197,7 +197,7 @@ _PROBLEMS = (
 )
 
 
-_PASSING = ("unreachable", "silent")
+PASSING = ("unreachable", "silent")
 """Problems of a node that may answer again."""
 
 
@@ -337,7 +337,7 @@ class Reach:
     @property
     def hopeless(self) -> bool:
         """What does not answer will not do so later either: ssh lets nobody in, or there is no Python."""
-        return all(a.problem not in _PASSING for a in self.answers.values())
+        return all(a.problem not in PASSING for a in self.answers.values())
 
     def end(self, ladder: Sequence[tuple[int, float]]) -> None:
         """Signal after signal, each with its seconds, until every node that answers is clear. Waits."""
@@ -396,7 +396,7 @@ def left_behind(records: Any) -> list[dict[str, Any]]:
     Not those that never let ssh in, or had no Python: nothing was started there.
     """
     found = [r for r in records if isinstance(r, dict)] if isinstance(records, list) else []
-    never = [r for r in found if r.get("met") is False and r.get("problem") not in _PASSING]
+    never = [r for r in found if r.get("met") is False and r.get("problem") not in PASSING]
     return [r for r in found if r.get("host") and r.get("left") != 0 and r not in never]
 
 

@@ -378,6 +378,11 @@ class Supervisor:
         if hosts:
             environ = {**os.environ, **job["env"]}
             self.reach = Reach(hosts, str(self.manifest.get("python")), run.id, environ)
+        self.hosts_here = [
+            h["name"]
+            for h in self.manifest.get("hosts") or ()
+            if isinstance(h, dict) and h.get("here") and h.get("name")
+        ]
         self.strangers: set[int] = set()
         self.looked_anew = 0.0
         self.on_this_node: set[Process] = set()
@@ -979,12 +984,14 @@ class Supervisor:
         if not stop.told:
             stop.told = True
             reach.tell(number)
-        elif reach.clear:
+            return
+        local = self.tell_this_node(stop, reach, number)
+        if reach.clear:
             if now - stop.stage_since > LEFTOVER_SECONDS and stop.stage != "KILL":
                 self.enter(stop, "KILL", now)
             elif stop.stage == "KILL" and now - stop.stage_since > LEFTOVER_SECONDS / 2:
                 self.kill_launcher()  # it had time to end by itself
-        elif reach.silent and (reach.hopeless or now - stop.stage_since > SILENT_SECONDS):
+        elif not local and reach.silent and (reach.hopeless or now - stop.stage_since > SILENT_SECONDS):
             if stop.stage == "KILL":
                 self.kill_launcher()
             else:
@@ -994,6 +1001,19 @@ class Supervisor:
         elif now - stop.looked_at > LOOK_SECONDS:
             stop.looked_at = now
             reach.tell(number if stop.stage == "KILL" else 0)
+
+    def tell_this_node(self, stop: Stop, reach: Reach, number: int) -> list[Process]:
+        """Where this machine's own sshd lets nobody in (a key that was in an agent), its ranks are signalled from here.
+        Those that live."""
+        if not any(reach.answers[h].problem for h in self.hosts_here if h in reach.answers):
+            return []
+        living = still_alive(self.on_this_node)
+        for process in living:
+            if process not in stop.signalled:
+                stop.signalled.add(process)
+                with contextlib.suppress(OSError):
+                    send(process, number)
+        return living
 
     def kill_launcher(self) -> None:
         """Runner, pdsh and its ssh clients wait for a node that does not answer."""

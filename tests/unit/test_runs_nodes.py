@@ -511,6 +511,27 @@ def test_a_node_that_does_not_answer_is_said_and_asked_again(
     assert main(["stop", run.id]) == 0 and "had ended" in capsys.readouterr().out
 
 
+def test_a_supervisor_whose_key_is_gone(
+    on_nodes: Callable[..., RunDir], ssh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its agent went with the login; who stops the run has another."""
+    run = on_nodes()
+    until(lambda: len(asked(ssh)) >= 2)
+    work = ssh.parent / "with-a-key"
+    work.mkdir()
+    (work / "ssh").write_text((ssh / "ssh").read_text().replace("refuses-", "refuses-me-"))
+    (work / "ssh").chmod(0o755)
+    for host in ("alpha", "beta"):
+        (ssh / f"refuses-{host}").write_text("Permission denied (publickey).\n")
+    monkeypatch.setenv("PATH", f"{work}{os.pathsep}{os.environ['PATH']}")
+    before = len(asked(ssh))
+    done = stop(run, now=True)
+    assert (done.state, done.nodes) == ("stopped", ())
+    assert {r["problem"] for r in (run.exit or {})["nodes"]} == {"key"} and len(asked(ssh)) > before
+    assert "nodes_cleared" in events(run)
+    assert not marked(run.id)
+
+
 def test_a_run_without_supervisor_and_launcher_is_ended_on_its_nodes(
     on_nodes: Callable[..., RunDir], ssh: Path
 ) -> None:
