@@ -1042,6 +1042,7 @@ class Supervisor:
         while True:
             living = still_alive(self.scan(time.monotonic()))
             if not living:
+                self.wait(0.0)  # the last ones to die are still zombies, and have their codes
                 return
             now = time.monotonic()
             if now >= next_tick:

@@ -885,6 +885,7 @@ def test_ranks_whose_launcher_dies_of_a_stop_have_its_time_and_no_more(
     assert stop(run, now=True).state == "stopped"  # somebody lost patience
     assert time.monotonic() - began < 9  # TERM, 3 s, KILL: not the ladder of leftovers
     assert "term" in run.out_log.read_text() and marked(run.id) == []
+    assert [(r["rank"], r["code"]) for r in (run.exit or {})["ranks"]] == [(0, -9)]
 
 
 def test_a_port_that_was_given_to_a_run_is_refused(begin: Callable[..., RunDir], tmp_path: Path) -> None:
