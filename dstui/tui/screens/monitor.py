@@ -21,8 +21,8 @@ from textual.screen import ModalScreen
 
 from dstui.errors import DstuiError
 from dstui.i18n import N_, _, ngettext
-from dstui.runs.causes import CHECKPOINTS
 from dstui.runs.case import Diagnosis
+from dstui.runs.causes import CHECKPOINTS
 from dstui.runs.repairs import Repair
 from dstui.runs.view import RunView, Snapshot
 from dstui.tui import actions

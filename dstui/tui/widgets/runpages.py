@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from dstui.i18n import _
-from dstui.runs.causes import BY_CODE, CHECKPOINTS
 from dstui.runs.case import Diagnosis
+from dstui.runs.causes import BY_CODE, CHECKPOINTS
 from dstui.runs.repairs import Repair
 from dstui.runs.rerun import Change
 from dstui.runs.stacks import Stacks
