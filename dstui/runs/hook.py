@@ -225,7 +225,8 @@ def variables(job: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, s
     """The caller's environment with what happened; strings only, ``""`` for what does not apply."""
     cause = job.get("cause") or {}
     end = job.get("exit") or {}
-    env = {k: v for k, v in environ.items() if k not in (RUN_ID_VARIABLE, SUPERVISES_VARIABLE)}  # it is no process of the run
+    own = (RUN_ID_VARIABLE, SUPERVISES_VARIABLE)  # it is no process of the run
+    env = {k: v for k, v in environ.items() if k not in own}
     return env | {
         EVENT_VARIABLE: job["event"],
         "DSTUI_STATE": job["state"],

@@ -474,7 +474,7 @@ def _devices(spec: RunSpec, facts: Facts, env: Mapping[str, str]) -> Iterator[Pr
             ).format(n=ranks),
             _("give --num-gpus 1, or use a machine with GPUs"),
         )
-    yield from _hidden(spec, facts)
+    yield from _hidden(spec, facts, env)
     if facts.gpus is None or env.get("DS_ACCELERATOR") == "cpu":
         return
     if not facts.gpus:
@@ -534,7 +534,7 @@ def _devices(spec: RunSpec, facts: Facts, env: Mapping[str, str]) -> Iterator[Pr
             )
 
 
-def _hidden(spec: RunSpec, facts: Facts) -> Iterator[Problem]:
+def _hidden(spec: RunSpec, facts: Facts, env: Mapping[str, str]) -> Iterator[Problem]:
     """``CUDA_VISIBLE_DEVICES`` leaves fewer cards than it names, or none."""
     remark = facts.unknown.get("visible_devices")
     if remark is None or spec.devices is not None:
@@ -549,14 +549,15 @@ def _hidden(spec: RunSpec, facts: Facts) -> Iterator[Problem]:
         )
         return
     meant = not value or value.startswith("-")
-    yield Problem(
-        "gpus-hidden",
-        "warning" if meant else "error",
-        _("{why}; this run would train on the CPU").format(why=remark),
-        _("unset CUDA_VISIBLE_DEVICES to train on the GPUs")
-        if meant
-        else _("correct CUDA_VISIBLE_DEVICES; for the CPU set it to -1"),
-    )
+    if {**env, **spec.env}.get("DS_ACCELERATOR") != "cpu":  # else it was asked for
+        yield Problem(
+            "gpus-hidden",
+            "warning" if meant else "error",
+            _("{why}; this run would train on the CPU").format(why=remark),
+            _("unset CUDA_VISIBLE_DEVICES to train on the GPUs")
+            if meant
+            else _("correct CUDA_VISIBLE_DEVICES; for the CPU set it to -1"),
+        )
     if spec.launcher == "deepspeed":
         yield Problem(
             "gpus-shown-again",

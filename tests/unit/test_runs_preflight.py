@@ -216,6 +216,9 @@ def test_devices_that_are_hidden(work: Path) -> None:
         assert set(found) == {"gpus-hidden"} and found["gpus-hidden"].severity == "warning"
         assert "CPU" in found["gpus-hidden"].message
         assert look(work, visible(value), launcher="deepspeed")["gpus-shown-again"].severity == "error"
+    on_cpu = {"DS_ACCELERATOR": "cpu"}
+    assert look(work, visible("-1"), on_cpu) == {}  # it was asked for
+    assert set(look(work, visible("-1"), on_cpu, launcher="deepspeed")) == {"gpus-shown-again"}
     found = look(work, visible("3,4"))["gpus-hidden"]
     assert found.severity == "error" and "3" in found.message
     found = look(work, visible("0,5"))["fewer-visible-devices"]
