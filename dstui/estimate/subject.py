@@ -71,7 +71,7 @@ def settings_summary(s: Settings) -> dict[str, Any]:
     """The same in words that a person can read in the calibration's file."""
     names = (
         "stage", "offload_optimizer", "offload_param", "ranks", "processes", "ranks_per_node", "micro_batch", "accumulation", "seq",
-        "checkpointing", "attention", "optimizer", "lora_rank", "quant", "zero_init", "hf", "expandable",
+        "checkpointing", "attention", "optimizer", "lora_rank", "quant", "zero_init", "expandable",
     )  # fmt: skip
     return {name: getattr(s, name) for name in names}
 
