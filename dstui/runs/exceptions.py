@@ -562,6 +562,17 @@ def _refused(case: Case, f: Failure, certainty: Certainty) -> tuple[Named, list[
         return Named("DR706", certainty, first_line(text)), [
             Repair(_("dstui check on the file shows the place"))
         ]
+    if (
+        "requires --deepspeed_config" in text
+    ):  # deepspeed/__init__.py: neither config= nor args.deepspeed_config
+        return Named("DR705", certainty, first_line(text)), [
+            Repair(
+                _(
+                    "the script got no config: give it the file where the script takes one (dstui run ... -- SCRIPT "
+                    "--deepspeed --deepspeed_config {config}), or hand it to deepspeed.initialize as config="
+                )
+            )
+        ]
     fixes: list[Repair] = []
     place: int | None = None
     detail = first_line(text)

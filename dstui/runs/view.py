@@ -170,7 +170,6 @@ class Snapshot:
     phase_memory: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """What the probe measured: phase -> ``allocated reserved device host pinned`` (``dstui.runs.measured``)."""
     log: tuple[str, ...] = ()
-    log_size: int = 0
     ending: Ending | None = None
     allocated: int | None = None
     """Peak bytes of live tensors on a card, and what torch's allocator held for them: where the log tells them."""
@@ -555,7 +554,6 @@ class RunView:
             prediction=self._prediction(),
             phase_memory=self._measured.phases if self._measured else {},
             log=self._log(),
-            log_size=self._tail.offset,
             ending=self._ending,
             allocated=self._inside("allocated", p.peak_allocated),
             reserved=self._inside("reserved", p.peak_reserved),

@@ -438,3 +438,15 @@ def test_real_logs_of_launches_that_failed(name: str, code: str, says: str) -> N
     assert (found.cause.code, found.cause.certainty) == (code, "likely")
     assert says in found.cause.detail
     assert found.evidence and found.evidence[0].line
+
+
+def test_a_script_without_a_config_is_told_how_to_get_one(tmp_path: Path) -> None:
+    log = tmp_path / "out.log"
+    message = "AssertionError: DeepSpeed requires --deepspeed_config to specify configuration file"
+    log.write_text(
+        SPAWNED + traceback(message, "/opt/env/lib/python3.11/site-packages/deepspeed/__init__.py:initialize")
+    )
+    found = diagnose(log)
+    assert found.cause is not None and found.cause.code == "DR705"
+    (fix,) = found.fixes
+    assert "{config}" in fix.title and "dstui check" not in fix.title
