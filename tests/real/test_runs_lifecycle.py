@@ -49,10 +49,11 @@ def started(facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setenv("DSTUI_STATE_HOME", str(tmp_path / "state"))
     runs: list[RunDir] = []
 
-    def go(steps: int = 1_000_000, **more: Any) -> RunDir:
-        spec = RunSpec(
-            str(TINY), ("--steps", str(steps), *SMALL), config=CONFIG, num_gpus=2, cwd=str(tmp_path), **more
-        )
+    def go(
+        steps: int = 1_000_000, *, script: str = str(TINY), before: tuple[str, ...] = (), **more: Any
+    ) -> RunDir:
+        words = (*before, "--steps", str(steps), *SMALL)
+        spec = RunSpec(script, words, config=CONFIG, num_gpus=2, cwd=str(tmp_path), **more)
         runs.append(start(spec, facts))
         return runs[-1]
 
@@ -218,6 +219,33 @@ def test_runner_alone_terminated(started: Callable[..., RunDir]) -> None:
     last = ended(run)
     assert last["outcome"] == "failed" and last["launcher_signal"] == "SIGTERM"
     assert not any(alive(p) for p in ranks.values())
+    nothing_left(run)
+
+
+@pytest.mark.slow
+def test_a_stop_leaves_ranks_their_time_and_now_does_not(
+    started: Callable[..., RunDir], tmp_path: Path
+) -> None:
+    """DeepSpeed's runner dies of the first SIGINT; ranks that ignore it go on until the ladder's own next step."""
+    stubborn = tmp_path / "stubborn.py"
+    stubborn.write_text(
+        "import runpy, signal, sys\n"
+        "for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, signal.SIG_IGN)\n"
+        f"sys.argv[0] = {str(TINY)!r}\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    run = started(script=str(stubborn), before=("--deepspeed", "--deepspeed_config", "{config}"))
+    ranks = training(run)
+    launcher = run.process("launcher")
+    assert launcher is not None
+    assert not stop(run, timeout=0).ended
+    wait_for(lambda: not alive(launcher), 20, "the runner's end", run)
+    goes_on(run)
+    assert all(alive(p) for p in ranks.values())
+    assert stop(run, now=True).state == "stopped"
+    last = ended(run)
+    assert (last["outcome"], [r["code"] for r in last["ranks"]]) == ("stopped", [-9, -9])
+    names = [x["signal"] for x in run.events() if x["event"] == "signal"]
+    assert names == ["SIGINT", "SIGTERM", "SIGKILL"]
     nothing_left(run)
 
 
