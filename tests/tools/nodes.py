@@ -1,7 +1,7 @@
 """Two nodes on one machine: network, process and host names of their own, an sshd each, one file system.
 
-    python -m tests.tools.nodes FOLDER          (as root; Ctrl+C ends both)
-    . FOLDER/enter one COMMAND                  (a command on the node `one`)
+    python -m tests.tools.nodes FOLDER          (as root; Ctrl+C or SIGTERM ends both)
+    sh FOLDER/enter one COMMAND                 (a command on the node `one`)
 
 Needs root, util-linux' ``unshare`` and ``nsenter``, ``ip`` and OpenSSH. Each node is a tree of processes below its own
 init: that one killed, the node is gone at once with all that ran on it, as when its power fails.
@@ -48,7 +48,7 @@ def lacks() -> str | None:
 
 
 class Nodes:
-    """``folder`` must be short of time only: keys, logs and configuration lie in it."""
+    """Keys, logs and configuration lie in ``folder``, which is made."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -180,6 +180,8 @@ def _until(condition: object, seconds: float = 60) -> None:
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell starts what is in the background without the first
+        signal.signal(number, signal.default_int_handler)
     with two_nodes(Path(sys.argv[1]).absolute()) as made:
         print(made.init, flush=True)
         with contextlib.suppress(KeyboardInterrupt):
