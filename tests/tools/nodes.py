@@ -180,7 +180,8 @@ def _until(condition: object, seconds: float = 60) -> None:
 
 
 if __name__ == "__main__":
-    for number in (signal.SIGINT, signal.SIGTERM):  # a shell starts what is in the background without the first
+    # A shell starts what is in the background without SIGINT.
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     with two_nodes(Path(sys.argv[1]).absolute()) as made:
         print(made.init, flush=True)
