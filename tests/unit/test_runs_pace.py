@@ -223,7 +223,9 @@ def test_noise_is_called_noise_and_a_difference_a_difference(tmp_path: Path) -> 
     found = compare([base, same, fast])
     a, b = found.verdicts
     assert (a.outcome, a.method) == ("noise", "steps")
-    assert sentence(a, found.labels).startswith("same: the difference in time a sample to base is within noise (95")
+    assert sentence(a, found.labels).startswith(
+        "same: the difference in time a sample to base is within noise (95"
+    )
     assert b.outcome == "faster" and b.ratio == pytest.approx(0.8, rel=0.03)
     assert b.high - b.low < 0.06
 
