@@ -33,6 +33,11 @@ class GpuProcess:
     kind: str | None = None
     """``compute`` or ``graphics`` (a desktop): only the first makes a card busy."""
 
+    @property
+    def computes(self) -> bool:
+        """The server of NVIDIA's MPS counts as ``compute`` from its start, with nobody served."""
+        return self.kind != "graphics" and not (self.name or "").startswith("nvidia-cuda-mps")
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -62,7 +67,7 @@ class Gpu:
     @property
     def busy(self) -> bool | None:
         """Whether another process computes here; ``None`` when NVML would not say."""
-        return None if self.processes is None else any(p.kind != "graphics" for p in self.processes)
+        return None if self.processes is None else any(p.computes for p in self.processes)
 
     @property
     def cuda_id(self) -> str:

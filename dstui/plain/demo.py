@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import json
 import os
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +19,9 @@ from dstui.runs.store import RunDir
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, metavar="N", help=_("default: every free GPU, or 2 on a CPU"))
+    parser.add_argument(
+        "--share-gpus", action="store_true", help=_("start although others compute on these GPUs")
+    )
     parser.add_argument("--stage", type=int, choices=(0, 1, 2, 3), default=3, help=_("ZeRO stage, default 3"))
     parser.add_argument("--offload", choices=OFFLOADS, default="none", help=_("what goes to host RAM"))
     parser.add_argument("--steps", type=int, default=60, metavar="N", help=_("optimizer steps, default 60"))
@@ -93,6 +95,7 @@ def demo_spec(args: argparse.Namespace, facts: Facts) -> RunSpec:
         engine="plain",
         python=args.python,
         devices=devices,
+        share_gpus=args.share_gpus,
         num_gpus=ranks,
         name="demo",
         config=config,
@@ -150,8 +153,7 @@ def choose_devices(ranks: int | None, facts: Facts) -> tuple[tuple[str, ...] | N
             _("write: --ranks {have}").format(have=len(gpus)),
         )
     if ranks > len(chosen):
-        print(_("warning: not all of the GPUs are free"), file=sys.stderr)
-        chosen = list(gpus)
+        chosen = list(gpus)  # preflight says who is on the others
     return tuple(g.cuda_id for g in chosen[:ranks]), ranks
 
 

@@ -75,6 +75,9 @@ def add_spec_options(parser: argparse.ArgumentParser, *, twice: bool = False) ->
         "--devices", metavar="0,1", help=_("GPUs by number or UUID; default: all visible ones")
     )
     parser.add_argument(
+        "--share-gpus", action="store_true", help=_("start although others compute on these GPUs")
+    )
+    parser.add_argument(
         "--num-gpus", "--ranks", dest="num_gpus", type=int, metavar="N", help=_("ranks on each node")
     )
     parser.add_argument(
@@ -147,6 +150,7 @@ def spec_of(args: argparse.Namespace) -> RunSpec:
         launcher=args.launcher,
         python=args.python,
         devices=tuple(d.strip() for d in args.devices.split(",") if d.strip()) if args.devices else None,
+        share_gpus=args.share_gpus,
         num_gpus=args.num_gpus,
         nodes=1 if args.nodes is None else args.nodes,
         master_port=port,

@@ -504,7 +504,9 @@ class Controller:
         patience = time.monotonic() + min(FREE_SECONDS, max(0.0, self._left()))
         while not self._stop_asked():
             facts = detect(spec)
-            found = preflight(spec, facts, environ=self.environ)
+            # ``begin`` has refused cards that were busy then: whoever comes later is waited for, then named
+            shared = dataclasses.replace(spec, share_gpus=True)
+            found = preflight(shared, facts, environ=self.environ)
             busy = next((p.message for p in found if p.code == "device-busy"), None)
             first = not self.ab.data["runs"]
             hopeless = first or time.monotonic() >= patience

@@ -14,7 +14,7 @@ from dstui.config.document import Document
 from dstui.errors import DstuiError
 from dstui.facts.advice import install_advice, lacks
 from dstui.facts.model import Facts, Gpu, Interpreter
-from dstui.i18n import _, listed, ngettext
+from dstui.i18n import _, clauses, listed, ngettext
 from dstui.rules.diagnostic import Severity
 from dstui.rules.engine import Context, Engine, check_document
 from dstui.runs import command as commands
@@ -522,15 +522,19 @@ def _devices(spec: RunSpec, facts: Facts, env: Mapping[str, str]) -> Iterator[Pr
         if gpu.processes:
             owners = listed(_owner(p.pid, p.user, p.name, p.memory) for p in gpu.processes[:3])
             free = [commands.device_name(g) for g in facts.gpus if g.busy is False]
+            refused = bool(gpu.busy) and not spec.share_gpus
+            hint = (
+                _("idle: --devices {names}").format(names=",".join(free))
+                if free
+                else _("wait for it, or expect less memory than estimated")
+            )
             yield Problem(
                 "device-busy",
-                "warning",
+                "error" if refused else "warning",
                 _("GPU {index} is in use by {owners}; {free} free").format(
                     index=gpu.index, owners=owners, free=gib(gpu.memory_free)
                 ),
-                _("idle: --devices {names}").format(names=",".join(free))
-                if free
-                else _("wait for it, or expect less memory than estimated"),
+                clauses([hint, _("all the same: --share-gpus")]) if refused else hint,
             )
 
 

@@ -38,6 +38,8 @@ class RunSpec:
     """The training interpreter; None = the one that the facts name."""
     devices: tuple[str, ...] | None = None
     """Physical GPU indices (PCI order, as ``Gpu.index``), or UUIDs of GPUs and MIG instances."""
+    share_gpus: bool = False
+    """Start although other processes compute on the devices."""
     num_gpus: int | None = None
     """Ranks on each node; None = one per device, or one rank without GPUs."""
     nodes: int = 1

@@ -111,12 +111,15 @@ class DstuiApp(OrderedKeys):
             self.facts = self._given
             return
 
-        def work() -> Facts:
-            from dstui.facts.detect import detect
+        self.jobs.run("detect", self.facts_now, self._detected, self._not_detected)
 
-            return detect()
+    def facts_now(self) -> Facts:
+        """Read in a worker's thread: who uses the GPUs changes while the app is open. Raises what detection raises."""
+        if self._given is not None:
+            return self._given
+        from dstui.facts.detect import detect
 
-        self.jobs.run("detect", work, self._detected, self._not_detected)
+        return detect()
 
     def _detected(self, facts: Facts) -> None:
         self.facts = facts

@@ -492,3 +492,50 @@ async def test_review_saves_a_preset(make_app: MakeApp) -> None:
         await walk.settle()
         assert "own" in walk.text and "saved" not in walk.text
         assert presets.load("own").config == kept.config
+
+
+async def test_cards_that_others_use_are_shared_only_when_asked(
+    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from textual.screen import Screen
+
+    from dstui.runs import start as starting
+    from dstui.runs.preflight import Problem
+
+    started: list[bool] = []
+    busy = Problem("device-busy", "error", "GPU 0 is in use by python (pid 77, bob)", "wait for it")
+    others: list[Problem] = [Problem("port-busy", "error", "port 29500 is in use", "leave it out")]
+
+    class Run:
+        id = "run-1"
+
+    def start(spec: Any, _facts: Facts, **_options: Any) -> Run:
+        started.append(spec.share_gpus)
+        if others or not spec.share_gpus:
+            raise starting.PreflightFailed((busy, *others))
+        return Run()
+
+    monkeypatch.setattr(starting, "start", start)
+    monkeypatch.setitem(DstuiApp.MODES, "monitor", lambda: Screen(id="monitor"))
+    app = make_app(cpu_facts())
+    async with walking(app) as walk:
+        await walk.press("A")
+        await walk.settle()
+        await walk.press("l")
+        await walk.settle()
+        assert "port 29500 is in use" in walk.text and "Start all the same?" not in walk.text
+        others.clear()
+        await walk.press("l")
+        await walk.settle()
+        assert "Start all the same?" in walk.text and "pid 77, bob" in walk.text
+        await walk.press("escape")
+        await walk.settle()
+        assert started == [False, False] and walk.step == "review"
+        await walk.press("l")
+        await walk.settle()
+        await walk.press("s")
+        for _n in range(100):
+            await walk.pilot.pause(0.02)
+            if app.current_mode == "monitor":
+                break
+        assert app.run_id == "run-1" and started == [False, False, False, True]

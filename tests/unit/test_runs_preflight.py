@@ -193,8 +193,16 @@ def test_devices(work: Path) -> None:
     cards = (Gpu(0, uuid="GPU-a", memory_free=4 << 30, processes=(user,)), Gpu(1, uuid="GPU-b", processes=()))
     where = facts(work, cards)
     busy = look(work, where)["device-busy"]
-    assert busy.severity == "warning" and "bob" in busy.message and "77" in busy.message
-    assert "--devices 1" in busy.hint
+    assert busy.severity == "error" and "bob" in busy.message and "77" in busy.message
+    assert "--devices 1" in busy.hint and "--share-gpus" in busy.hint
+    shared = look(work, where, share_gpus=True)["device-busy"]
+    assert shared.severity == "warning" and "--share-gpus" not in shared.hint
+    for harmless in (
+        GpuProcess(9, user="root", name="Xorg", kind="graphics"),
+        GpuProcess(8, user="root", name="nvidia-cuda-mps-server", kind="compute"),
+    ):
+        desktop = facts(work, (Gpu(0, uuid="GPU-a", memory_free=4 << 30, processes=(harmless,)),))
+        assert look(work, desktop)["device-busy"].severity == "warning"
     assert look(work, where, devices=("1",)) == {}
     assert look(work, where, devices=("GPU-b",)) == {}
     assert "0, 1" in look(work, where, devices=("7",))["no-such-device"].hint

@@ -655,14 +655,13 @@ class MonitorScreen(BaseScreen):
         made = self._change
         if self._at != "change" or made is None or self._starting:
             return
-        facts, manifest = self.dstui.facts, self._look.manifest if self._look else {}
         self._starting = True
         self._tell(_("starting the run ..."))
 
         def work() -> str:
-            from dstui.runs.rerun import facts_of, launch
+            from dstui.runs.rerun import launch
 
-            return launch(made, facts if facts is not None else facts_of(manifest)).id
+            return launch(made, self.dstui.facts_now()).id
 
         def done(run_id: str) -> None:
             self._starting = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dstui import paths
@@ -42,17 +42,18 @@ class Prepared:
     """What preflight found, errors first."""
 
 
-def _prepare(session: Session, facts: Facts | None) -> Prepared:
+def _prepare(session: Session, facts_now: Callable[[], Facts] | None) -> Prepared:
     target = session.target()
     command = ""
     env: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
     try:
         spec = session.run_spec()
-        if facts is not None:
+        if facts_now is not None:
             from dstui.runs.command import build
             from dstui.runs.preflight import preflight
 
+            facts = facts_now()
             problems = preflight(spec, facts)
             folder = paths.runs_dir() / "RUN"
             built = build(spec, facts, folder)
@@ -87,7 +88,7 @@ class Review:
         self._preparing = True
         generation = self._generation
         copy = screen.session.fork()
-        facts = screen.dstui.facts
+        facts_now = None if screen.dstui.facts is None else screen.dstui.facts_now
 
         def done(prepared: Prepared) -> None:
             self._preparing = False
@@ -105,7 +106,7 @@ class Review:
             self._then = None
             screen.dstui.fail(error)
 
-        screen.dstui.jobs.run("review", lambda: _prepare(copy, facts), done, failed)
+        screen.dstui.jobs.run("review", lambda: _prepare(copy, facts_now), done, failed)
 
     # ---- doing
 
@@ -185,7 +186,14 @@ class Review:
         """The same for a few measured steps; the monitor's page "plan" then has what they took, by phase."""
         self._start(screen, self.try_out, trial=True)
 
-    def _start(self, screen: WizardScreen, again: Callable[[WizardScreen], None], *, trial: bool) -> None:
+    def _start(
+        self,
+        screen: WizardScreen,
+        again: Callable[[WizardScreen], None],
+        *,
+        trial: bool,
+        share_gpus: bool = False,
+    ) -> None:
         report = screen.report
         if self._starting:
             return
@@ -194,8 +202,7 @@ class Review:
             screen.say(_("computing, then starting ..."))
             return
         stops = report.stops
-        facts = screen.dstui.facts
-        if stops or facts is None:
+        if stops or screen.dstui.facts is None:
             screen.say(_("not started: {why}").format(why=stops[0] if stops else _("no facts yet")), "bad")
             return
         self._starting = True
@@ -206,8 +213,8 @@ class Review:
             from dstui.runs.measured import as_trial
             from dstui.runs.start import start
 
-            spec = copy.run_spec()
-            run_id = start(as_trial(spec) if trial else spec, facts).id
+            spec = replace(copy.run_spec(), share_gpus=share_gpus)
+            run_id = start(as_trial(spec) if trial else spec, screen.dstui.facts_now()).id
             copy.remember()
             return run_id
 
@@ -218,7 +225,22 @@ class Review:
 
         def failed(error: BaseException) -> None:
             self._starting = False
-            _failed(screen, error)
+            busy = _only_busy(error)
+            if not busy or not screen.is_current:
+                _failed(screen, error)
+                return
+            screen.say("")
+            question = Ask(
+                _("Others compute on these GPUs. Start all the same?"),
+                [("s", _("share them: less memory, slower for all"))],
+                "\n".join(p.message for p in busy),
+            )
+            screen.app.push_screen(
+                question,
+                lambda answer: (
+                    self._start(screen, again, trial=trial, share_gpus=True) if answer == "s" else None
+                ),
+            )
 
         screen.dstui.jobs.run("launch", work, done, failed)
 
@@ -273,6 +295,13 @@ def _rule(title: str, cells: int, g: Glyphs) -> Line:
 def _marked(mark: str, role: str, text: str, cells: int, g: Glyphs) -> list[Line]:
     first, *rest = wrapped(text, cells - 2, cut=g.cut)
     return [line((mark + " ", role), *first), *(line("  ", *r) for r in rest)]
+
+
+def _only_busy(error: BaseException) -> list[Problem]:
+    """The cards that others compute on, where nothing else kept a run from starting."""
+    problems: tuple[Problem, ...] = getattr(error, "problems", ())
+    errors = [p for p in problems if p.severity == "error"]
+    return errors if all(p.code == "device-busy" for p in errors) else []
 
 
 def _failed(screen: WizardScreen, error: BaseException) -> None:
