@@ -15,10 +15,11 @@ from typing import Any
 from dstui.runs import redact, store
 from dstui.runs.adopt import is_lost_here
 from dstui.runs.control import orphans
+from dstui.runs.firstfail import Watched
 from dstui.runs.ops import HeldLock
 from dstui.runs.processes import Family, Process, Stat, environment, identify, marked, stat
 from dstui.runs.store import RunDir
-from dstui.runs.supervisor import Supervisor, Watched, detach
+from dstui.runs.supervisor import Supervisor, detach
 from dstui.settings import Settings
 
 

@@ -18,7 +18,6 @@ import ctypes
 import errno
 import json
 import os
-import re
 import selectors
 import signal
 import subprocess
@@ -26,17 +25,27 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dstui.facts.host import read_cgroup
-from dstui.facts.system import System
 from dstui.runs import shm, store
 from dstui.runs.causes import BY_CODE
+from dstui.runs.firstfail import (
+    PDSH_CODE,
+    Watched,
+    first_node_to_fail,
+    first_to_fail,
+    host_named,
+    rank_code_from_log,
+    rank_from_log,
+    ssh_host,
+)
 from dstui.runs.hook import Hooks
+from dstui.runs.logkeeper import LogKeeper, metric_files
 from dstui.runs.nodes import Reach, environment_file, host_names, is_here
+from dstui.runs.oomkills import OomKills
 from dstui.runs.ops import CPU_COLLECTIVES, HeldLock, extensions_root, held_by, ops_needed, remove_dead
 from dstui.runs.processes import (
     RUN_ID_VARIABLE,
@@ -56,7 +65,7 @@ from dstui.runs.processes import (
     still_alive,
 )
 from dstui.runs.quiet import Ear
-from dstui.runs.ranklogs import Merger, all_logs
+from dstui.runs.ranklogs import Merger
 from dstui.runs.samples import SETTLED, Sampler
 from dstui.runs.stall import Stall
 from dstui.runs.state import read_config
@@ -88,49 +97,6 @@ IGNORED = (
 )  # fmt: skip
 """What would end or stop the supervisor and means nothing to it; some of them wake it."""
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-_FALLOC_FL_PUNCH_HOLE, _FALLOC_FL_KEEP_SIZE = 2, 1  # linux/falloc.h
-_LOG_HEAD = 4 << 20
-_AHEAD, _METRIC_AHEAD = 1 << 20, 128 << 10
-"""Blocks reserved behind the end of ``out.log`` and of each csv file: the ranks write these files themselves, and a
-``print`` that meets a full disk would end the training."""
-_EMERGENCY_HEAD, _EMERGENCY_TAIL = 64 << 10, 256 << 10
-
-
-def metric_files(config: Mapping[str, Any], folder: Path) -> list[Path]:
-    """The files that csv_monitor will make below ``folder``, its first step included (DeepSpeed 0.19.8,
-    ``runtime/engine.py`` and ``monitor/csv_monitor.py``). It dies of a full disk, at each step: they are made before,
-    so that blocks can be kept for them."""
-    monitor = config.get("csv_monitor")
-    if not isinstance(monitor, Mapping) or monitor.get("output_path") != str(folder):
-        return []
-    names = ["lr"]
-    fp16 = config.get("fp16")
-    if isinstance(fp16, Mapping) and fp16.get("enabled"):
-        names.append("loss_scale")
-    if config.get("wall_clock_breakdown"):
-        parts = ("forward", "backward", "backward_inner", "backward_allreduce", "step")
-        names += [f"elapsed_time_ms_{part}" for part in parts]
-    return [folder / str(monitor.get("job_name")) / f"Train_Samples_{name}.csv" for name in names]
-
-
-@dataclass
-class Watched:
-    """One process of the run."""
-
-    process: Process
-    parent: int
-    name: str
-    fd: int | None
-    rank: int | None = None
-    host: str | None = None
-    """Of an ssh client: the node that it starts ranks on."""
-    belongs: int | None = None
-    """The rank that this process helps (data loader, compiler); None for ranks and launchers."""
-    looks: int = 0
-    """How often its environment was read without finding a rank (it may not have called exec yet)."""
-    code: int | None = None
-    """As ``subprocess`` tells it: exit code, or minus the signal; None while it runs or when unseen."""
-    ended_at: float | None = None
 
 
 @dataclass
@@ -139,7 +105,6 @@ class Stop:
 
     by: dict[str, Any]
     now: bool
-    asked_at: float
     stage: str = ""
     stage_since: float = 0.0
     told: bool = False
@@ -148,201 +113,6 @@ class Stop:
     failed: bool = False
     """Nobody asked: the ranks of a node failed, and those of the others were ended."""
     signalled: set[Process] = field(default_factory=set)
-
-
-class Cgroup:
-    """The kernel's count of OOM kills in the run's cgroup (v1 or v2), and on the whole machine."""
-
-    def __init__(self, system: System | None = None) -> None:
-        self._system = system or System()
-        self.start = self.read()
-
-    def read(self) -> dict[str, int]:
-        found: dict[str, int] = {}
-        group, _why = read_cgroup(self._system)
-        if group is not None and group.oom_kills is not None:
-            found["cgroup"] = group.oom_kills
-        for line in (self._system.read("/proc/vmstat") or "").splitlines():
-            key, _, value = line.partition(" ")
-            if key == "oom_kill" and value.isdigit():
-                found["system"] = int(value)
-        return found
-
-    def difference(self) -> dict[str, int | None]:
-        """Kills since the start: ``cgroup`` (own), ``system``; None where the kernel does not count."""
-        now = self.read()
-        return {
-            where: now[where] - self.start[where] if where in now and where in self.start else None
-            for where in ("cgroup", "system")
-        }
-
-
-class LogKeeper:
-    """Keeps ``out.log`` bounded and findable while others write to it. Never touches their descriptor."""
-
-    def __init__(self, run: RunDir, limit: int) -> None:
-        self.run = run
-        self.limit = max(limit, 4 * _LOG_HEAD)
-        self.fd = os.open(run.out_log, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        self.identity = self._identity(os.fstat(self.fd))
-        self.copied: int | None = None
-        """Bytes of the deleted file that are in the new one; None while nobody deleted it."""
-        self.punched = _LOG_HEAD
-        self.punched_ranks: dict[Path, int] = {}
-        self.can_punch = True
-        self.size = 0
-        """Bytes at the last look."""
-        self.ahead: dict[Path, int] = {}
-        """Up to where blocks are reserved in each file; -1 where the file system cannot."""
-
-    @staticmethod
-    def _identity(s: os.stat_result) -> tuple[int, int]:
-        return s.st_dev, s.st_ino
-
-    def tick(self) -> dict[str, Any] | None:
-        """Look after the file; an event to record when something happened to it."""
-        event = self._recover()
-        size = os.fstat(self.fd).st_size
-        if size < self.size:
-            event = self._cut(self.size) or event
-            size = os.fstat(self.fd).st_size
-        self.size = size
-        if self.copied is not None:
-            self._copy(size)
-        self._bound_rank_logs()
-        if size - self.punched > self.limit - _LOG_HEAD:
-            dropped = self._drop_middle(size, keep=self.limit // 2)
-            if dropped and event is None:
-                event = {"event": "log_trimmed", "dropped_until": self.punched}
-        return event
-
-    def _bound_rank_logs(self) -> None:
-        """Each rank's log keeps its share of the limit: the beginning and the newest part, as ``out.log`` does."""
-        paths = all_logs(self.run)
-        for path in paths:
-            limit = max(self.limit // len(paths), 4 * _LOG_HEAD)
-            size, punched = path.stat().st_size, self.punched_ranks.get(path, _LOG_HEAD)
-            end = (size - limit // 2) // 4096 * 4096
-            if size - punched <= limit - _LOG_HEAD or end <= punched:
-                continue
-            fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                self._fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, punched, end - punched)
-            finally:
-                os.close(fd)
-            self.punched_ranks[path] = end
-
-    def free_space(self) -> dict[str, Any] | None:
-        """The disk is nearly full: give the middle of the log back."""
-        size = os.fstat(self.fd).st_size
-        if size - self.punched > 4 * _LOG_HEAD and self._drop_middle(size, keep=_LOG_HEAD):
-            return {"event": "log_trimmed", "dropped_until": self.punched}
-        return None
-
-    def reserve(self) -> dict[str, Any] | None:
-        """Keep blocks ready for what the ranks write next; on a full disk the log's own middle gives them."""
-        event = None
-        for path in self.run.metrics_dir.glob("*/*.csv"):
-            self._reserve(path, _METRIC_AHEAD)
-        for path in all_logs(self.run):
-            self._reserve(path, _METRIC_AHEAD)
-        if not self._reserve(self.run.out_log, _AHEAD) and self.can_punch:
-            size = os.fstat(self.fd).st_size
-            start, end = _EMERGENCY_HEAD, (size - _EMERGENCY_TAIL) // 4096 * 4096
-            if end - start > _EMERGENCY_TAIL and self._fallocate(
-                self.fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, start, end - start
-            ):
-                self.punched = max(self.punched, end)
-                event = {"event": "log_trimmed", "dropped_until": end}
-                self._reserve(self.run.out_log, _AHEAD)
-        return event
-
-    def _reserve(self, path: Path, ahead: int) -> bool:
-        """False: the disk is full and less than half of the reserve is left."""
-        known = self.ahead.get(path, 0)
-        if known < 0:
-            return True
-        try:
-            fd = self.fd if path == self.run.out_log else os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-        except OSError:
-            return True
-        try:
-            size = os.fstat(fd).st_size
-            if known - size > ahead // 2:
-                return True
-            if self._fallocate(fd, _FALLOC_FL_KEEP_SIZE, size, ahead):
-                self.ahead[path] = size + ahead
-                return True
-            if ctypes.get_errno() not in (errno.ENOSPC, errno.EDQUOT):
-                self.ahead[path] = -1
-                return True
-            return False
-        finally:
-            if fd != self.fd:
-                os.close(fd)
-
-    @staticmethod
-    def _fallocate(fd: int, mode: int, offset: int, length: int) -> bool:
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-        return bool(libc.fallocate(fd, mode, offset, length) == 0)
-
-    def _drop_middle(self, size: int, keep: int) -> bool:
-        if not self.can_punch:
-            return False
-        end = (size - keep) // 4096 * 4096
-        if end <= self.punched:
-            return False
-        mode = _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE
-        if not self._fallocate(self.fd, mode, self.punched, end - self.punched):
-            self.can_punch = False  # some network file systems; then the log is only watched
-            return False
-        self.punched = end
-        return True
-
-    def _recover(self) -> dict[str, Any] | None:
-        """Somebody deleted or replaced out.log: make it again and go on copying from the old descriptor."""
-        try:
-            there = self._identity(self.run.out_log.stat())
-        except FileNotFoundError:
-            there = None
-        except OSError:
-            return None
-        if there == self.identity or (self.copied is not None and there is not None):
-            return None
-        if not self.run.path.is_dir():
-            return None
-        size = os.fstat(self.fd).st_size
-        self.copied = max(0, size - _LOG_HEAD)
-        note = (
-            f"[dstui] out.log was removed while the run wrote to it; its first {self.copied} bytes are lost\n"
-        )
-        with contextlib.suppress(OSError):
-            store.write_text(self.run.out_log, note)
-        return {"event": "log_gap", "lost": self.copied}
-
-    def _cut(self, before: int) -> dict[str, Any]:
-        """Somebody truncated the file: what is reserved behind its old end is gone as well."""
-        self.punched = _LOG_HEAD
-        self.ahead.pop(self.run.out_log, None)
-        if self.copied is not None:
-            self.copied = 0
-        with contextlib.suppress(OSError):
-            os.write(self.fd, f"[dstui] out.log was cut here; {before} bytes before are lost\n".encode())
-        return {"event": "log_gap", "lost": before}
-
-    def _copy(self, size: int) -> None:
-        assert self.copied is not None
-        try:
-            with self.run.out_log.open("ab") as new:
-                while self.copied < size:
-                    part = os.pread(self.fd, min(1 << 20, size - self.copied), self.copied)
-                    if not part:
-                        break
-                    new.write(part)
-                    self.copied += len(part)
-        except OSError:
-            return  # disk full or folder gone: tried again at the next tick
 
 
 class Supervisor:
@@ -359,7 +129,7 @@ class Supervisor:
         self.log = LogKeeper(run, int(self.manifest.get("log_limit") or 1 << 30))
         self.family = Family(os.getpid())
         self.rank_logs = Merger(run, self.log.fd)
-        self.cgroup = Cgroup()
+        self.cgroup = OomKills()
         self.selector = selectors.DefaultSelector()
         self.sampling: threading.Thread | None = None
         self.ending = threading.Event()
@@ -863,7 +633,7 @@ class Supervisor:
         data = os.pread(self.log.fd, 4 << 20, self.pdsh_read)
         data = data[: data.rfind(b"\n") + 1]
         self.pdsh_read += len(data)
-        m = _PDSH_CODE.search(data)
+        m = PDSH_CODE.search(data)
         return None if m is None or self.reach is None else host_named(m.group(1), self.reach.hosts)
 
     def look_at_disk(self) -> None:
@@ -945,7 +715,7 @@ class Supervisor:
         self.scan(time.monotonic())  # a rank that came up just now may hold a lock already
         self.note_locks()
         if self.stop is None:
-            self.stop = Stop(by, now, time.time(), failed=failed)
+            self.stop = Stop(by, now, failed=failed)
         elif now and not self.stop.now:
             self.stop.now = True  # somebody lost patience
             self.stop.stage = ""
@@ -1063,10 +833,10 @@ class Supervisor:
                     told.add(process)
                     w = self.watched.get(process.pid)
                     if number == signal.SIGTERM or not any(x["pid"] == process.pid for x in self.leftovers):
-                        self.leftovers.append(
-                            {"pid": process.pid, "rank": w.rank if w else None, "name": w.name if w else None}
-                        )
-                        self.event("leftover", pid=process.pid, rank=w.rank if w else None)
+                        own, rank = stat(process.pid), w.rank if w else None  # it was seen before its exec
+                        name = own.name if own is not None else w.name if w else None
+                        self.leftovers.append({"pid": process.pid, "rank": rank, "name": name})
+                        self.event("leftover", pid=process.pid, rank=rank)
                     with contextlib.suppress(OSError):
                         send(process, number)
             self.wait(STOPPING_TICK)
@@ -1332,96 +1102,6 @@ class _Ended(RunDir):
     @property
     def exit(self) -> dict[str, Any] | None:
         return self._exit
-
-
-_CODE = re.compile(rb"exits with return code = (-?\d+)|exitcode\s*:\s*(-?\d+)\s*\(pid: \d+\)")
-
-
-def first_to_fail(ranks: Sequence[Watched], printed: int | None) -> tuple[Watched | None, int | None]:
-    """The rank that failed first, where it is known, and its code. ``printed``: as the launcher printed it.
-
-    The launcher ends the others by SIGTERM: a rank that ended so is not the first where the launcher names another
-    code. The one that has it may have been reaped before we could look.
-    """
-    first = min((w for w in ranks if w.code), key=lambda w: w.ended_at or 0, default=None)
-    if first is None:
-        return None, printed
-    if first.code != -signal.SIGTERM or printed in (None, first.code):
-        return first, first.code
-    said = [w for w in ranks if w.code == printed]
-    unseen = [w for w in ranks if w.code is None]
-    if said:
-        return min(said, key=lambda w: w.ended_at or 0), printed
-    return (unseen[0] if len(unseen) == 1 else None), printed
-
-
-def rank_code_from_log(fd: int, tail: int = 256 << 10) -> int | None:
-    """The rank's code as the launcher printed it, for a rank that was reaped before we could look.
-
-    DeepSpeed: ``[...] exits with return code = -9`` (launcher/launch.py); torchrun's failure table:
-    ``exitcode  : -9 (pid: 4242)``, where those that it ended itself may stand before the root cause.
-    """
-    size = os.fstat(fd).st_size
-    text = os.pread(fd, tail, max(0, size - tail))
-    root = _root_cause(text)
-    if root is not None:
-        return root[1]
-    found = list(_CODE.finditer(text))
-    codes = [int(m.group(1) or m.group(2)) for m in found]
-    return next((c for c in codes if c), None)
-
-
-def rank_from_log(fd: int, tail: int = 256 << 10) -> int | None:
-    """The rank that torchrun names as the root cause; DeepSpeed's launcher names none."""
-    size = os.fstat(fd).st_size
-    root = _root_cause(os.pread(fd, tail, max(0, size - tail)))
-    return None if root is None else root[0]
-
-
-_ROOT_CAUSE = re.compile(
-    rb"Root Cause \(first observed failure\):.{0,400}?rank\s*:\s*(\d+).{0,200}?exitcode\s*:\s*(-?\d+)\s*\(pid: \d+\)",
-    re.DOTALL,
-)
-
-
-def _root_cause(text: bytes) -> tuple[int, int] | None:
-    """Rank and code (torch distributed/elastic/multiprocessing/errors, ``ChildFailedError.format_msg``)."""
-    found = list(_ROOT_CAUSE.finditer(text))
-    return (int(found[-1].group(1)), int(found[-1].group(2))) if found else None
-
-
-_NODE_CODE = re.compile(rb"(?m)^(\S+): \[.*exits with return code = (-?\d+)")
-
-
-def first_node_to_fail(fd: int, hosts: Sequence[str], tail: int = 4 << 20) -> tuple[str | None, int | None]:
-    """The node whose ``launch`` was the first to say that a rank failed, and that rank's code."""
-    size = os.fstat(fd).st_size
-    for m in _NODE_CODE.finditer(os.pread(fd, tail, max(0, size - tail))):
-        host = host_named(m.group(1), hosts)
-        if host is not None and int(m.group(2)):
-            return host, int(m.group(2))
-    return None, None
-
-
-_PDSH_CODE = re.compile(rb"(?m)^pdsh@[^:\s]+: (\S+): ssh exited with exit code [1-9]")
-
-
-def host_named(name: bytes, hosts: Sequence[str]) -> str | None:
-    """The node of the hostfile that pdsh means: it leaves the user's name out."""
-    text = name.decode(errors="replace")
-    return next((h for h in hosts if text in (h, h.rpartition("@")[2])), None)
-
-
-def ssh_host(pid: int, parent: int, hosts: Sequence[str]) -> str | None:
-    """The node that this process is connected to; None unless it is an ssh client of pdsh (``pdsh.bin`` in Debian)."""
-    own, above = stat(pid), stat(parent)
-    if own is None or own.name != "ssh" or above is None or not above.name.startswith("pdsh"):
-        return None
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return None
-    return next((h for h in hosts if h.rpartition("@")[2] in words), None)
 
 
 def detach() -> None:

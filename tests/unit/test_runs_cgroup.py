@@ -11,10 +11,10 @@ import pytest
 from dstui.facts.system import System
 from dstui.runs import store
 from dstui.runs.diagnose import diagnose_run
+from dstui.runs.oomkills import OomKills
 from dstui.runs.processes import here
 from dstui.runs.samples import HostReader, Sampler, read_peaks, read_samples
 from dstui.runs.store import RunDir
-from dstui.runs.supervisor import Cgroup
 from dstui.units import GiB
 from tests.facts_tree import tree
 
@@ -91,7 +91,7 @@ def test_a_kill_is_counted_in_the_run_s_own_cgroup_and_named(
 ) -> None:
     """``memory.events`` of the own cgroup: what other steps of the job lost does not count as ours."""
     root = tmp_path / "root"
-    group = Cgroup(v2(root))
+    group = OomKills(v2(root))
     assert group.start == {"cgroup": 2, "system": 7}
     (root / f"{JOB}/memory.events".lstrip("/")).write_text(events(9))  # of a neighbour
     (root / f"{JOB}/step_0/memory.events".lstrip("/")).write_text(events(2 + own))
@@ -128,11 +128,11 @@ def test_v2_in_a_container_and_a_kernel_that_does_not_count(tmp_path: Path) -> N
         f"{CG}/memory.events": events(5),
     }
     system = v2(tmp_path / "a", **inside)
-    assert Cgroup(system).read() == {"cgroup": 5, "system": 7}
+    assert OomKills(system).read() == {"cgroup": 5, "system": 7}
     assert HostReader(system).read().capacity == 16 * GiB
     silent = v2(tmp_path / "b", **{f"{JOB}/step_0/memory.events": "low 0\n", "/proc/vmstat": "x 1\n"})
-    assert Cgroup(silent).difference() == {"cgroup": None, "system": None}
-    nothing = Cgroup(System(root=str(tmp_path / "c")))
+    assert OomKills(silent).difference() == {"cgroup": None, "system": None}
+    nothing = OomKills(System(root=str(tmp_path / "c")))
     assert nothing.difference() == {"cgroup": None, "system": None}
 
 
@@ -153,7 +153,7 @@ def test_v1_is_read_the_same_way(tmp_path: Path) -> None:
     )
     use = HostReader(system).read()
     assert (use.capacity, use.used) == (32 * GiB, 16 * GiB)
-    assert Cgroup(system).start == {"cgroup": 1}
+    assert OomKills(system).start == {"cgroup": 1}
 
 
 def test_the_sampler_writes_it_and_its_peak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

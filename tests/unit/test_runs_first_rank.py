@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from dstui.runs.firstfail import Watched, first_to_fail, rank_code_from_log, rank_from_log
 from dstui.runs.processes import Process
-from dstui.runs.supervisor import Watched, first_to_fail, rank_code_from_log, rank_from_log
 
 UNSEEN = None
 

@@ -24,13 +24,13 @@ from dstui.runs import command as commands
 from dstui.runs import nodes, store
 from dstui.runs.control import stop
 from dstui.runs.diagnose import diagnose_run
+from dstui.runs.firstfail import host_named, rank_code_from_log
 from dstui.runs.nodes import NODE_VARIABLE, Answer, Reach, ask, environment_file, left_behind, ssh_command
 from dstui.runs.preflight import Problem, preflight
 from dstui.runs.processes import RUN_ID_VARIABLE, marked, send
 from dstui.runs.spec import RunSpec
 from dstui.runs.start import start
 from dstui.runs.store import RunDir
-from dstui.runs.supervisor import host_named, rank_code_from_log
 from dstui.runs.view import RunView
 from dstui.tui.terminal import UNICODE
 from dstui.tui.widgets.dashboard import overview

@@ -10,9 +10,9 @@ import pytest
 
 from dstui.runs import ranklogs, store
 from dstui.runs.events import Parser
+from dstui.runs.logkeeper import LogKeeper
 from dstui.runs.ranklogs import Merger, files_of, options, ranks_of
 from dstui.runs.store import RunDir
-from dstui.runs.supervisor import LogKeeper
 from dstui.runs.tail import Tail
 
 

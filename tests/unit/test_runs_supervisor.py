@@ -24,12 +24,12 @@ from dstui.runs import store
 from dstui.runs.adopt import adopt, adopt_lost
 from dstui.runs.command import free_port
 from dstui.runs.control import orphans, remove, stop
+from dstui.runs.logkeeper import metric_files
 from dstui.runs.preflight import preflight
 from dstui.runs.processes import alive, descendants, identify, marked, send
 from dstui.runs.spec import RunSpec
 from dstui.runs.start import start
 from dstui.runs.store import RunDir
-from dstui.runs.supervisor import metric_files
 from dstui.runs.view import RunView
 from tests.supervised import FACTS, ended, events, lost, says, until
 
