@@ -132,7 +132,6 @@ TWO = (
     Case("scale-floor-2", ("DR602",), ("--how", "overflow", "--steps", "60"),
          {"fp16": {"enabled": True, "initial_scale_power": 4, "hysteresis": 1}, "zero_optimization": {"stage": 3}},
          ranks=2),
-    Case("too-many-ranks", ("DR707",), ("--how", "ok"), ranks=3),
 )  # fmt: skip
 
 
