@@ -163,7 +163,7 @@ def ours(config: Any, micro: int, seq: int, checkpointing: bool) -> tuple[int, i
         {"bf16": {"enabled": True}}, training, shape, release="0.19.8", ranks=1, ranks_per_node=1
     )
     run = _Run(shape, settings, 0)
-    run._micro_step(True)
+    run._micro_step()
     run.mem.finish()
     return run.mem.peaks["forward"][0], run.mem.peaks["backward"][0]
 
