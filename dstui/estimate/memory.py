@@ -36,7 +36,7 @@ from dstui.estimate.result import (
 )
 from dstui.estimate.settings import Settings, read_settings
 from dstui.facts.model import UNLIMITED, Facts, Gpu
-from dstui.i18n import _
+from dstui.i18n import _, listed
 from dstui.units import count, gib
 
 VERIFIED = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3", "gpt_neox", "phi3"})
@@ -364,10 +364,10 @@ def _check_targets(model: ModelShape, targets: Sequence[str]) -> None:
     if not any(named(name, targets) for name in linear):
         raise DstuiError(
             _("no linear layer of {model} is called {targets}").format(
-                model=model.name, targets=", ".join(targets)
+                model=model.name, targets=listed(targets)
             ),
             _("use {names}, or all-linear").format(
-                names=", ".join(dict.fromkeys(n.rpartition(".")[2] for n in linear))
+                names=listed(dict.fromkeys(n.rpartition(".")[2] for n in linear))
             ),
         )
 

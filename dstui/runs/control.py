@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dstui.errors import DstuiError
-from dstui.i18n import _
+from dstui.i18n import _, listed
 from dstui.runs import store
 from dstui.runs.nodes import PASSING, Reach, host_names, left_behind
 from dstui.runs.processes import STOP_NOW, Process, alive, here, marked, send
@@ -143,7 +143,7 @@ def _end_on_nodes(run: RunDir, hosts: Sequence[str], now: bool) -> tuple[Mapping
 def _signal(supervisor: Process, now: bool) -> bool:
     """Ask without a file: the disk is full or read-only. False when it may not be signalled, or is gone."""
     try:
-        return send(supervisor, signal.SIGTERM) and (not now or send(supervisor, STOP_NOW))
+        return send(supervisor, STOP_NOW if now else signal.SIGTERM)
     except OSError:
         return False
 
@@ -246,7 +246,7 @@ def end_orphans(run: RunDir, now: bool = False) -> list[Process]:
             time.sleep(_POLL)
     raise DstuiError(
         _("processes of run {id} do not end: {pids}").format(
-            id=run.id, pids=", ".join(str(p.pid) for p in orphans(run))
+            id=run.id, pids=listed(str(p.pid) for p in orphans(run))
         ),
         _("they may wait for a device or a file system; look at them with ps"),
     )

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dstui.errors import DstuiError
-from dstui.i18n import _, ngettext
+from dstui.i18n import _, listed, ngettext
 from dstui.runs import prices, repairs, store
 from dstui.runs.case import (
     SURVIVED,
@@ -344,7 +344,7 @@ def _left_behind(data: Mapping[str, Any]) -> str:
     left = [x for x in data.get("leftovers") or () if isinstance(x, dict)]
     if not left:
         return ""
-    names = ", ".join(f"{x.get('name') or '?'} ({x.get('pid')})" for x in left[:4])
+    names = listed(f"{x.get('name') or '?'} ({x.get('pid')})" for x in left[:4])
     text = ngettext(
         "; {n} process that it left behind was ended: {names}",
         "; {n} processes that it left behind were ended: {names}",

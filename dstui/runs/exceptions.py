@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dstui.i18n import _
+from dstui.i18n import _, listed
 from dstui.runs import messages, repairs
 from dstui.runs.case import (
     SPOKEN_LINES,
@@ -600,7 +600,7 @@ def _refused(case: Case, f: Failure, certainty: Certainty) -> tuple[Named, list[
     else:
         left = _autos(case.config) if f.short == "TypeError" or "auto" in text else []
         if left:
-            names = ", ".join(p.strip("/").replace("/", ".") for p in left[:6])
+            names = listed(p.strip("/").replace("/", ".") for p in left[:6])
             detail = _("'auto' is left over in {keys}: only the Hugging Face Trainer fills it").format(
                 keys=names
             )

@@ -96,6 +96,12 @@ class Live:
         last = self.samples[-1].t
         return tuple(s for s in list(self.samples)[-90:] if s.t > last - SECONDS)
 
+    @cached_property
+    def at_work(self) -> tuple[Sample, ...]:
+        """Those of ``now`` since the first step: before it one rank builds an op while the others wait."""
+        first = self.progress.seen.get("step")
+        return self.now if first is None else tuple(s for s in self.now if s.t >= first)
+
     @property
     def offload(self) -> tuple[str, str]:
         """Devices of the optimizer and of the parameters: ``none cpu nvme``."""
@@ -362,12 +368,12 @@ def _room(live: Live) -> str | None:
 
 
 def _utilisation(live: Live) -> float | None:
-    known = [g.utilisation for s in live.now for g in s.gpus if g.utilisation is not None]
+    known = [g.utilisation for s in live.at_work for g in s.gpus if g.utilisation is not None]
     return statistics.fmean(known) if len(known) >= 8 else None
 
 
 def _cores(live: Live) -> float | None:
-    rows = [sum(r.cpu for r in s.ranks if r.cpu is not None) for s in live.now if s.ranks]
+    rows = [sum(r.cpu for r in s.ranks if r.cpu is not None) for s in live.at_work if s.ranks]
     return statistics.fmean(rows) if len(rows) >= 8 else None
 
 
@@ -563,7 +569,7 @@ def _uneven(live: Live) -> str:
     if not live.progress.stepped:
         return ""
     use: dict[int, list[float]] = {}
-    for s in live.now:
+    for s in live.at_work:
         if len(s.gpus) == len(s.ranks):
             for g in s.gpus:
                 if g.utilisation is not None:
@@ -589,7 +595,7 @@ def _uneven(live: Live) -> str:
 
 def _rank_cores(live: Live) -> dict[int, float]:
     rows: dict[int, list[float]] = {}
-    for s in live.now:
+    for s in live.at_work:
         for r in s.ranks:
             if r.cpu is not None:
                 rows.setdefault(r.rank, []).append(r.cpu)

@@ -86,7 +86,7 @@ def _secrets(spec: RunSpec, python: str, env: Mapping[str, str]) -> Iterator[Pro
         yield Problem(
             "node-environment",
             "warning",
-            _("not handed on to the ranks: {names}").format(names=", ".join(sorted(dropped))),
+            _("not handed on to the ranks: {names}").format(names=listed(sorted(dropped))),
             _(
                 "log in on each node (hf auth login, wandb login); --env NAME=VALUE hands it on, for every user there to see"
             ),

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dstui.i18n import ngettext
+from dstui.i18n import listed, ngettext
 from dstui.runs import redact
 from dstui.runs.processes import RUN_ID_VARIABLE
 
@@ -387,7 +387,7 @@ def elsewhere_text(ranks: int, world: int | None, names: Sequence[str]) -> str:
         "{n} of {all} ranks is on another node, not sampled: {names}",
         "{n} of {all} ranks are on other nodes, not sampled: {names}",
         ranks,
-    ).format(n=ranks, all=world, names=", ".join([*names[:3], *(["..."] if len(names) > 3 else [])]))
+    ).format(n=ranks, all=world, names=listed([*names[:3], *(["..."] if len(names) > 3 else [])]))
 
 
 def left_behind(records: Any) -> list[dict[str, Any]]:

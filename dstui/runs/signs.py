@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from dstui.i18n import _
+from dstui.i18n import _, listed
 from dstui.runs import messages, prices, repairs
 from dstui.runs.case import (
     SPOKEN_LINES,
@@ -74,13 +74,11 @@ def collectives(case: Case, stall: Stall | None = None) -> Iterator[Finding]:
         parts = [detail] if detail else []
         if apart:
             parts.append(
-                _("the ranks are in different operations: {operations}").format(
-                    operations=", ".join(apart[:4])
-                )
+                _("the ranks are in different operations: {operations}").format(operations=listed(apart[:4]))
             )
         elif missing and not (seen and stall is not None and stall.ranks):
             parts.append(
-                _("no complaint from rank {ranks}: look there").format(ranks=", ".join(map(str, missing)))
+                _("no complaint from rank {ranks}: look there").format(ranks=listed(map(str, missing)))
             )
         if seen and stall is not None:
             parts.append(stall.seen)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from dstui.errors import DstuiError
 from dstui.facts.model import Facts
-from dstui.i18n import _
+from dstui.i18n import _, listed
 from dstui.runs.hook import redacted
 
 ENGINES = ("plain", "hf", "llamafactory", "accelerate", "swift")
@@ -86,12 +86,12 @@ class RunSpec:
         if self.engine not in ENGINES:
             raise DstuiError(
                 _("unknown engine '{name}'").format(name=self.engine),
-                _("one of: {names}").format(names=", ".join(ENGINES)),
+                _("one of: {names}").format(names=listed(ENGINES)),
             )
         if self.launcher is not None and self.launcher not in LAUNCHERS:
             raise DstuiError(
                 _("unknown launcher '{name}'").format(name=self.launcher),
-                _("one of: {names}").format(names=", ".join(LAUNCHERS)),
+                _("one of: {names}").format(names=listed(LAUNCHERS)),
             )
         if self.name is not None and not (self.name.isprintable() and len(self.name) <= NAME_LENGTH):
             raise DstuiError(

@@ -36,7 +36,7 @@ from typing import Any
 
 from dstui import paths
 from dstui.errors import DstuiError
-from dstui.i18n import _
+from dstui.i18n import _, listed
 from dstui.runs.processes import Place, Process, alive, here
 
 SCHEMA_VERSION = 1
@@ -469,7 +469,7 @@ def find_run(
     )
     raise DstuiError(
         _("there is no run '{name}'").format(name=reference),
-        _("did you mean: {names}?").format(names=", ".join(near)) if near else _("see `dstui runs`"),
+        _("did you mean: {names}?").format(names=listed(near)) if near else _("see `dstui runs`"),
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dstui.i18n import _
+from dstui.i18n import _, listed, phrases
 from dstui.session import engines
 from dstui.session.model import Option
 from dstui.units import GiB, count, gib
@@ -66,7 +66,7 @@ def _card_options(s: State) -> tuple[Option, ...]:
         size = gib(g.memory_total)
         note = ""
         if g.processes:
-            owners = ", ".join(f"{p.user or '?'} {p.name or p.pid} {gib(p.memory)}" for p in g.processes[:2])
+            owners = listed(f"{p.user or '?'} {p.name or p.pid} {gib(p.memory)}" for p in g.processes[:2])
             note = _("busy: {who}").format(who=owners)
         elif g.memory_free is not None and s.facts and s.facts.source == "detected":
             note = _("{size} free").format(size=gib(g.memory_free))
@@ -114,7 +114,7 @@ def _python_options(s: State) -> tuple[Option, ...]:
             for name in ("deepspeed", "torch", "transformers")
             if it.packages.get(name)
         ]
-        note = ", ".join([origins.get(it.origin, it.origin), f"Python {it.version or '?'}", *parts])
+        note = phrases([origins.get(it.origin, it.origin), f"Python {it.version or '?'}", *parts])
         why = "" if it.can_train else it.problem or _("no deepspeed or no torch")
         out.append(Option(it.path, it.path, note, it.can_train, why))
     return tuple(out)

@@ -17,7 +17,7 @@ from dstui.config.write import difference, save
 from dstui.errors import DstuiError
 from dstui.estimate.result import Estimate
 from dstui.facts.model import Facts
-from dstui.i18n import _
+from dstui.i18n import _, listed
 from dstui.rules.diagnostic import FileReport, Severity
 from dstui.session import advice, compose, deciding, engines, wrong
 from dstui.session.check import check_text
@@ -336,7 +336,7 @@ class Session:
             unknown = [p for p in parsed if p not in names]
             if unknown and open_:
                 raise DstuiError(
-                    _("there is no '{name}'; there are: {all}").format(name=unknown[0], all=", ".join(names))
+                    _("there is no '{name}'; there are: {all}").format(name=unknown[0], all=listed(names))
                 )
             return tuple(n for n in names if n in parsed) if open_ else parsed
         for o in open_:
@@ -350,7 +350,7 @@ class Session:
                 return str(path)
             raise DstuiError(_("{path} is not a program").format(path=path))
         raise DstuiError(
-            _("'{text}' is none of: {all}").format(text=parsed, all=", ".join(str(o.value) for o in open_))
+            _("'{text}' is none of: {all}").format(text=parsed, all=listed(str(o.value) for o in open_))
         )
 
     def _describe(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from dstui.facts.model import UNLIMITED, Facts, Gpu
-from dstui.i18n import _, ngettext
+from dstui.i18n import _, listed, ngettext
 from dstui.tui.terminal import Glyphs
 from dstui.units import gib
 
@@ -23,7 +23,7 @@ def gpus_short(facts: Facts | None) -> str:
         return _("GPUs unknown")
     if not facts.gpus:
         return _("no GPU (CPU)")
-    text = ", ".join(f"{n} x {name}" for name, _total, n in _kinds(facts.gpus))
+    text = listed(f"{n} x {name}" for name, _total, n in _kinds(facts.gpus))
     return (
         text
         if facts.nodes == 1
@@ -54,7 +54,7 @@ def summary(facts: Facts, glyphs: Glyphs) -> list[tuple[str, str]]:
         if busy:
             users = sorted({p.user or "?" for g in busy for p in g.processes or ()})
             text = _("{cards} busy ({users})").format(
-                cards=", ".join(str(g.index) for g in busy), users=", ".join(users)
+                cards=listed(str(g.index) for g in busy), users=listed(users)
             )
             rows.append(("", text))
     host = facts.host

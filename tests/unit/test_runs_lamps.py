@@ -251,3 +251,16 @@ def test_samples_a_step_are_counted_from_one_row_a_poll() -> None:
     assert p.samples_a_step == 32
     p.csv("lr", [(32.0 * 40, 0.1), (32.0 * 41, 0.1)], 1100.0)
     assert p.samples_a_step == 32
+
+
+def test_ranks_that_waited_for_the_build_of_another_are_not_uneven() -> None:
+    """Rank 0 compiled through the minute, a few steps ended it: nothing is known of their balance."""
+    p = stepped()
+    cpu = dataclasses.replace(FACTS, gpus=())
+    uneven = live(
+        p, facts=cpu, samples=tuple(dataclasses.replace(s, gpus=()) for s in samples(cores=(0.8, 0.1)))
+    )
+    assert "uneven: rank 0" in lamps(uneven)[4].text
+    p.seen["step"] = 1027.0
+    lamp = lamps(dataclasses.replace(uneven))[4]
+    assert "uneven" not in lamp.text and lamp.level in ("unknown", "green")
