@@ -40,7 +40,7 @@ contracts:
 	$(BIN)/lint-imports
 
 unit:
-	$(PYTEST) tests/unit tests/plain -q -n 4 -m "not slow"
+	$(PYTEST) tests/unit tests/plain -q -n 3 -m "not slow"
 
 ui:
 	$(PYTEST) tests/tui tests/pty -q -n 2 -m "not slow"
