@@ -41,7 +41,7 @@ while True:  # as DeepSpeed's launch: the first bad rank ends the others
         sys.exit(bad)
     if codes == [0, 0]:
         sys.exit(0)
-    time.sleep(1)  # as it does
+    time.sleep(1)  # as DeepSpeed's
 """
 
 
